@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/onceledger/onceledger/internal/billing"
+	"github.com/onceledger/onceledger/internal/config"
+	"github.com/onceledger/onceledger/internal/event"
+	"github.com/onceledger/onceledger/internal/inbox"
+	"github.com/onceledger/onceledger/internal/janitor"
+	"github.com/onceledger/onceledger/internal/kafka"
+	"github.com/onceledger/onceledger/internal/outbox"
+	"github.com/onceledger/onceledger/internal/postgres"
+	"github.com/onceledger/onceledger/internal/telemetry"
+)
+
+// transactionTimeout bounds one batch. It is well below the time after which
+// Kafka takes a silent consumer's partitions away.
+const transactionTimeout = 30 * time.Second
+
+// worker is what the roles of one process share, and what each adds to it.
+type worker struct {
+	env      config.Worker
+	log      *slog.Logger
+	registry *prometheus.Registry
+	now      func() time.Time
+
+	roles   []func(context.Context) error
+	checks  []telemetry.Check
+	closers []func()
+}
+
+func (w *worker) close() {
+	for _, closer := range slices.Backward(w.closers) {
+		closer()
+	}
+}
+
+func (w *worker) openPool(ctx context.Context, url, role string, maxConns int32) (*pgxpool.Pool, error) {
+	pool, err := postgres.Open(ctx, url, postgres.Options{
+		ApplicationName:    "onceledger-" + role,
+		MaxConns:           maxConns,
+		TransactionTimeout: transactionTimeout,
+		LockTimeout:        transactionTimeout,
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.closers = append(w.closers, pool.Close)
+	return pool, nil
+}
+
+// openBilling reads order.events and applies them in batches, each one
+// transaction; its offsets are committed after that.
+func (w *worker) openBilling(ctx context.Context) error {
+	if !w.env.Has(config.RoleBilling) {
+		return nil
+	}
+	pool, err := w.openPool(ctx, w.env.DatabaseURL, config.RoleBilling, 4)
+	if err != nil {
+		return err
+	}
+	consumer, err := kafka.NewConsumer(kafka.ConsumerConfig{
+		Brokers:      w.env.Brokers,
+		Group:        billing.Consumer,
+		InstanceID:   w.env.ID,
+		ClientID:     "onceledger-billing",
+		Topics:       []string{event.OrderEvents},
+		MaxBatch:     w.env.Batch,
+		DrainTimeout: w.env.ShutdownTimeout,
+		Log:          w.log,
+		Metrics:      w.registry,
+	})
+	if err != nil {
+		return err
+	}
+	in := inbox.New(inbox.Config{
+		Consumer: billing.Consumer,
+		Pool:     pool,
+		Handler:  billing.Handler{Now: w.now},
+		Log:      w.log,
+		Metrics:  w.registry,
+		Now:      w.now,
+	})
+	w.roles = append(w.roles, func(ctx context.Context) error { return consumer.Run(ctx, in.Process) })
+	w.addCheck(config.RoleBilling, consumer.Ready)
+	return nil
+}
+
+// openRelay carries the outbox to Kafka.
+func (w *worker) openRelay(context.Context) error {
+	if !w.env.Has(config.RoleRelay) {
+		return nil
+	}
+	relay, err := outbox.NewRelay(outbox.Config{
+		URL:  w.env.RelayDatabaseURL,
+		Slot: w.env.Slot,
+		NewPublisher: func(reports outbox.Reports) (outbox.Publisher, error) {
+			return kafka.NewProducer(kafka.ProducerConfig{
+				Brokers:   w.env.Brokers,
+				ClientID:  "onceledger-relay",
+				Log:       w.log,
+				Delivered: reports.Delivered,
+				Reachable: reports.Reachable,
+			})
+		},
+		Log:         w.log,
+		Registry:    w.registry,
+		StopTimeout: w.env.ShutdownTimeout / 2,
+	})
+	if err != nil {
+		return err
+	}
+	w.roles = append(w.roles, relay.Run)
+	w.addCheck(config.RoleRelay, relay.Ready)
+	return nil
+}
+
+// openJanitor makes partitions ahead of time.
+func (w *worker) openJanitor(ctx context.Context) error {
+	if !w.env.Has(config.RoleJanitor) {
+		return nil
+	}
+	pool, err := w.openPool(ctx, w.env.JanitorDatabaseURL, config.RoleJanitor, 2)
+	if err != nil {
+		return err
+	}
+	j := janitor.Janitor{Pool: pool, Log: w.log, Now: w.now}
+	w.roles = append(w.roles, j.Run)
+	w.checks = append(w.checks, telemetry.Check{Name: config.RoleJanitor, Ask: func(ctx context.Context) error {
+		return janitor.CheckPartitions(ctx, pool, w.now())
+	}})
+	return nil
+}
+
+func (w *worker) addCheck(name string, ready func() (bool, string)) {
+	w.checks = append(w.checks, telemetry.Check{Name: name, Ask: func(context.Context) error {
+		if ok, why := ready(); !ok {
+			return errors.New(why)
+		}
+		return nil
+	}})
+}

@@ -1,0 +1,122 @@
+-- OrderBillingUpsertMany brings the billing side's view of each order up to the
+-- given version, and leaves it where it already knows that version or a later
+-- one: duplicates and late events change nothing. One row per order at most.
+--
+-- It locks every order it names, changed or not, in the order of their ids, and
+-- so is the first thing a batch writes.
+-- name: OrderBillingUpsertMany :execrows
+INSERT INTO order_billing AS known (tenant_id, order_id, version, status, currency, total_minor, refunded_minor)
+SELECT
+  unnest(@tenant_ids::uuid[]) AS tenant_id,
+  unnest(@order_ids::uuid[]) AS order_id,
+  unnest(@versions::bigint[]),
+  unnest(@statuses::text[]),
+  unnest(@currencies::text[]),
+  unnest(@total_minors::bigint[]),
+  unnest(@refunded_minors::bigint[])
+ORDER BY tenant_id, order_id
+ON CONFLICT (tenant_id, order_id) DO UPDATE SET
+  version = excluded.version,
+  status = excluded.status,
+  currency = excluded.currency,
+  total_minor = excluded.total_minor,
+  refunded_minor = excluded.refunded_minor,
+  updated_at = now()
+WHERE known.version < excluded.version;
+
+-- InvoiceListByOrders finds the invoices of orders, with how many credit notes
+-- each has.
+-- name: InvoiceListByOrders :many
+SELECT
+  invoices.tenant_id, invoices.order_id, invoices.id, invoices.customer_id, invoices.customer_email,
+  (SELECT count(*) FROM credit_notes
+   WHERE credit_notes.tenant_id = invoices.tenant_id AND credit_notes.order_id = invoices.order_id)::integer AS credit_notes
+FROM invoices
+JOIN (SELECT unnest(@tenant_ids::uuid[]) AS tenant_id, unnest(@order_ids::uuid[]) AS order_id) AS wanted
+  ON wanted.tenant_id = invoices.tenant_id AND wanted.order_id = invoices.order_id;
+
+-- DocumentNumbersTake gives out the next counts[i] numbers of each series and
+-- returns the last one given. It locks the series to the end of the transaction,
+-- sorted, and must be a batch's last lock: nothing may fail between a number and
+-- its document.
+-- name: DocumentNumbersTake :many
+INSERT INTO document_numbers AS series (tenant_id, kind, year, last_number)
+SELECT
+  unnest(@tenant_ids::uuid[]) AS tenant_id,
+  @kind::text AS kind,
+  @year::integer AS year,
+  unnest(@counts::bigint[])
+ORDER BY tenant_id
+ON CONFLICT (tenant_id, kind, year) DO UPDATE SET last_number = series.last_number + excluded.last_number
+RETURNING tenant_id, last_number;
+
+-- name: InvoiceInsertMany :exec
+INSERT INTO invoices (
+  tenant_id, id, order_id, year, number, customer_id, customer_email, currency,
+  net_minor, tax_minor, total_minor, taxes, paid_at, issued_at)
+SELECT
+  unnest(@tenant_ids::uuid[]),
+  unnest(@ids::uuid[]),
+  unnest(@order_ids::uuid[]),
+  @year,
+  unnest(@numbers::bigint[]),
+  unnest(@customer_ids::text[]),
+  unnest(@customer_emails::text[]),
+  unnest(@currencies::text[]),
+  unnest(@net_minors::bigint[]),
+  unnest(@tax_minors::bigint[]),
+  unnest(@total_minors::bigint[]),
+  unnest(@taxes::text[])::json,
+  unnest(@paid_ats::timestamptz[]),
+  @issued_at;
+
+-- name: InvoiceLineInsertMany :exec
+INSERT INTO invoice_lines (
+  tenant_id, invoice_id, line_no, sku, description, quantity, unit_minor, net_minor, tax_rate_ppm)
+SELECT
+  unnest(@tenant_ids::uuid[]),
+  unnest(@invoice_ids::uuid[]),
+  unnest(@line_nos::integer[]),
+  unnest(@skus::text[]),
+  unnest(@descriptions::text[]),
+  unnest(@quantities::bigint[]),
+  unnest(@unit_minors::bigint[]),
+  unnest(@net_minors::bigint[]),
+  unnest(@tax_rates_ppm::integer[]);
+
+-- name: CreditNoteInsertMany :exec
+INSERT INTO credit_notes (
+  tenant_id, id, invoice_id, order_id, refund_id, ordinal, year, number, currency,
+  net_minor, tax_minor, total_minor, taxes, reason, refunded_at, issued_at)
+SELECT
+  unnest(@tenant_ids::uuid[]),
+  unnest(@ids::uuid[]),
+  unnest(@invoice_ids::uuid[]),
+  unnest(@order_ids::uuid[]),
+  unnest(@refund_ids::uuid[]),
+  unnest(@ordinals::integer[]),
+  @year,
+  unnest(@numbers::bigint[]),
+  unnest(@currencies::text[]),
+  unnest(@net_minors::bigint[]),
+  unnest(@tax_minors::bigint[]),
+  unnest(@total_minors::bigint[]),
+  unnest(@taxes::text[])::json,
+  unnest(@reasons::text[]),
+  unnest(@refunded_ats::timestamptz[]),
+  @issued_at;
+
+-- name: InvoiceGet :one
+SELECT * FROM invoices WHERE tenant_id = @tenant_id AND id = @id;
+
+-- name: InvoiceGetByOrder :one
+SELECT * FROM invoices WHERE tenant_id = @tenant_id AND order_id = @order_id;
+
+-- name: InvoiceLineList :many
+SELECT * FROM invoice_lines WHERE tenant_id = @tenant_id AND invoice_id = @invoice_id ORDER BY line_no;
+
+-- name: CreditNoteListByOrder :many
+SELECT * FROM credit_notes WHERE tenant_id = @tenant_id AND order_id = @order_id ORDER BY ordinal;
+
+-- name: OrderBillingGet :one
+SELECT * FROM order_billing WHERE tenant_id = @tenant_id AND order_id = @order_id;

@@ -1,0 +1,171 @@
+-- VerifySeesAll tells whether this login reads the rows of every tenant. Row
+-- security would hide them in silence, and empty books are always right.
+-- name: VerifySeesAll :one
+SELECT (NOT row_security_active('orders') OR pg_has_role('onceledger_verify', 'USAGE'))::boolean AS sees_all;
+
+-- VerifyKeyList is the next page of order ids, ascending, that any table knows:
+-- an order that only the ledger knows is what is looked for.
+-- name: VerifyKeyList :many
+SELECT keys.tenant_id, keys.order_id FROM (
+  (SELECT tenant_id, id AS order_id FROM orders
+   WHERE (tenant_id, id) > (@after_tenant::uuid, @after_order::uuid)
+   ORDER BY tenant_id, id LIMIT @page_size)
+  UNION
+  (SELECT tenant_id, order_id FROM order_billing
+   WHERE (tenant_id, order_id) > (@after_tenant::uuid, @after_order::uuid)
+   ORDER BY tenant_id, order_id LIMIT @page_size)
+  UNION
+  (SELECT tenant_id, order_id FROM invoices
+   WHERE (tenant_id, order_id) > (@after_tenant::uuid, @after_order::uuid)
+   ORDER BY tenant_id, order_id LIMIT @page_size)
+  UNION
+  (SELECT DISTINCT tenant_id, order_id FROM credit_notes
+   WHERE (tenant_id, order_id) > (@after_tenant::uuid, @after_order::uuid)
+   ORDER BY tenant_id, order_id LIMIT @page_size)
+  UNION
+  (SELECT DISTINCT tenant_id, order_id FROM ledger_entries
+   WHERE (tenant_id, order_id) > (@after_tenant::uuid, @after_order::uuid)
+   ORDER BY tenant_id, order_id LIMIT @page_size)
+  UNION
+  (SELECT DISTINCT tenant_id, aggregate_id AS order_id FROM outbox_events
+   WHERE (tenant_id, aggregate_id) > (@after_tenant::uuid, @after_order::uuid) AND aggregate_type IN ('order', 'billing')
+   ORDER BY tenant_id, aggregate_id LIMIT @page_size)
+) AS keys
+ORDER BY keys.tenant_id, keys.order_id
+LIMIT @page_size;
+
+-- VerifyBooks is everything that is written about each of the orders, on either
+-- side of the pipeline, as one JSON document for each. It is one statement, so
+-- all of it is of one moment.
+-- name: VerifyBooks :many
+SELECT
+  key.tenant_id::uuid AS tenant_id,
+  key.order_id::uuid AS order_id,
+  json_build_object(
+    'order', (
+      SELECT json_build_object(
+        'version', version, 'status', status, 'currency', currency, 'net', net_minor, 'tax', tax_minor,
+        'total', total_minor, 'refunded', refunded_minor, 'created', created_at, 'updated', updated_at)
+      FROM orders WHERE tenant_id = key.tenant_id AND id = key.order_id),
+    'lines', (
+      SELECT json_agg(json_build_object('quantity', quantity, 'unit', unit_minor, 'ppm', tax_rate_ppm))
+      FROM order_lines WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
+    'taxes', (
+      SELECT json_agg(json_build_object('ppm', tax_rate_ppm, 'net', net_minor, 'tax', tax_minor))
+      FROM order_taxes WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
+    'payment', (
+      SELECT json_build_object('amount', amount_minor, 'currency', currency, 'at', paid_at)
+      FROM payments WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
+    'refunds', (
+      SELECT json_agg(json_build_object(
+        'id', id, 'total', amount_minor, 'net', net_minor, 'tax', tax_minor, 'at', refunded_at, 'taxes', (
+          SELECT json_agg(json_build_object('ppm', tax_rate_ppm, 'net', net_minor, 'tax', tax_minor))
+          FROM refund_taxes WHERE tenant_id = refunds.tenant_id AND refund_id = refunds.id))
+        ORDER BY refunded_at, id)
+      FROM refunds WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
+    'known', (
+      SELECT json_build_object(
+        'version', version, 'status', status, 'currency', currency, 'total', total_minor, 'refunded', refunded_minor)
+      FROM order_billing WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
+    'invoices', (
+      SELECT json_agg(json_build_object(
+        'id', id, 'currency', currency, 'net', net_minor, 'tax', tax_minor, 'total', total_minor,
+        'taxes', taxes, 'issued', issued_at, 'lines', (
+          SELECT json_agg(json_build_object('quantity', quantity, 'unit', unit_minor, 'ppm', tax_rate_ppm))
+          FROM invoice_lines WHERE tenant_id = invoices.tenant_id AND invoice_id = invoices.id))
+        ORDER BY id)
+      FROM invoices WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
+    'credit_notes', (
+      SELECT json_agg(json_build_object(
+        'id', id, 'invoice', invoice_id, 'refund', refund_id, 'ordinal', ordinal, 'currency', currency,
+        'net', net_minor, 'tax', tax_minor, 'total', total_minor, 'taxes', taxes, 'issued', issued_at)
+        ORDER BY ordinal, id)
+      FROM credit_notes WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
+    'entries', (
+      SELECT json_agg(json_build_object(
+        'event', event_id, 'kind', kind, 'currency', currency, 'reverses', reverses, 'lines', (
+          SELECT json_agg(json_build_object(
+            'debit', debit_account, 'credit', credit_account, 'currency', currency, 'amount', amount_minor))
+          FROM ledger_lines WHERE tenant_id = ledger_entries.tenant_id AND event_id = ledger_entries.event_id))
+        ORDER BY event_id)
+      FROM ledger_entries WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
+    'events', (
+      SELECT json_agg(json_build_object(
+        'id', id, 'version', aggregate_version, 'type', event_type,
+        'refund', CASE WHEN event_type = 'OrderRefunded' THEN payload -> 'refund' -> 'refund_id' END,
+        'applied', (SELECT count(*) FROM processed_events AS mark WHERE mark.event_id = outbox_events.id AND mark.consumer = @consumer))
+        ORDER BY aggregate_version, id)
+      FROM outbox_events
+      WHERE tenant_id = key.tenant_id AND aggregate_id = key.order_id AND aggregate_type IN ('order', 'billing')),
+    'dead_letters', (
+      SELECT json_agg(json_build_object('event', event_id, 'type', event_type))
+      FROM dead_letters
+      WHERE tenant_id = key.tenant_id AND aggregate_id = key.order_id
+        AND consumer = @consumer AND state = 'open')
+  ) AS books
+FROM (SELECT unnest(@tenant_ids::uuid[]) AS tenant_id, unnest(@order_ids::uuid[]) AS order_id) AS key
+ORDER BY key.tenant_id, key.order_id;
+
+-- VerifyOutboxHorizon is the start of the oldest day that the outbox holds.
+-- name: VerifyOutboxHorizon :one
+SELECT (coalesce(min(partition_days), current_date + 1)::timestamp AT TIME ZONE 'UTC')::timestamptz AS horizon
+FROM partition_days('outbox_events');
+
+-- VerifyLogPosition is a place in the log behind everything that can be seen
+-- now: a commit is flushed before it is visible.
+-- name: VerifyLogPosition :one
+SELECT pg_current_wal_flush_lsn()::pg_lsn AS lsn;
+
+-- VerifyRelayPassed tells whether the relay has delivered everything up to a
+-- position. No row: its slot is not there.
+-- name: VerifyRelayPassed :one
+SELECT coalesce(confirmed_flush_lsn >= @lsn::pg_lsn, false)::boolean AS passed
+FROM pg_catalog.pg_replication_slots
+WHERE slot_name = @slot_name::text AND database = current_database();
+
+-- VerifyDeadLetters counts the consumer's dead letters that wait for somebody.
+-- name: VerifyDeadLetters :one
+SELECT
+  count(*) FILTER (WHERE class <> 'parked') AS open,
+  count(*) FILTER (WHERE class = 'parked') AS parked
+FROM dead_letters WHERE consumer = @consumer AND state = 'open';
+
+-- VerifyNumberSeriesList lists the series of document numbers that are not
+-- 1, 2, 3 … up to the last number given out. broken_at is the first number that
+-- does not follow on the one before it.
+-- name: VerifyNumberSeriesList :many
+WITH steps AS (
+  SELECT tenant_id, 'invoice' AS kind, year, number,
+    number - lag(number, 1, 0::bigint) OVER (PARTITION BY tenant_id, year ORDER BY number) AS step
+  FROM invoices
+  UNION ALL
+  SELECT tenant_id, 'credit-note' AS kind, year, number,
+    number - lag(number, 1, 0::bigint) OVER (PARTITION BY tenant_id, year ORDER BY number) AS step
+  FROM credit_notes
+), series AS (
+  SELECT tenant_id, kind, year, count(*) AS documents, max(number) AS highest,
+    min(number) FILTER (WHERE step <> 1) AS broken_at
+  FROM steps
+  GROUP BY tenant_id, kind, year
+)
+SELECT
+  coalesce(series.tenant_id, given.tenant_id)::uuid AS tenant_id,
+  coalesce(series.kind, given.kind)::text AS kind,
+  coalesce(series.year, given.year)::integer AS year,
+  coalesce(series.documents, 0)::bigint AS documents,
+  coalesce(series.highest, 0)::bigint AS highest,
+  coalesce(series.broken_at, 0)::bigint AS broken_at,
+  coalesce(given.last_number, 0)::bigint AS last_number
+FROM series
+FULL JOIN document_numbers AS given
+  ON given.tenant_id = series.tenant_id AND given.kind = series.kind AND given.year = series.year
+WHERE series.broken_at IS NOT NULL OR coalesce(series.highest, 0) <> coalesce(given.last_number, 0)
+ORDER BY 1, 2, 3;
+
+-- VerifyStrayLineList finds ledger lines that belong to no entry, a few of them.
+-- name: VerifyStrayLineList :many
+SELECT tenant_id, event_id FROM ledger_lines
+WHERE NOT EXISTS (
+  SELECT FROM ledger_entries
+  WHERE ledger_entries.tenant_id = ledger_lines.tenant_id AND ledger_entries.event_id = ledger_lines.event_id)
+LIMIT @at_most;

@@ -1,0 +1,176 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/labstack/echo/v4"
+
+	"github.com/onceledger/onceledger/internal/db"
+	"github.com/onceledger/onceledger/internal/event"
+	"github.com/onceledger/onceledger/internal/invoices"
+	"github.com/onceledger/onceledger/internal/ledger"
+	"github.com/onceledger/onceledger/internal/orders"
+)
+
+// receipt is an order's whole chain, as far as it has got.
+type receipt struct {
+	Order       orderResponse        `json:"order"`
+	Complete    bool                 `json:"complete"`
+	WaitsFor    []string             `json:"waits_for"`
+	Events      []receiptEvent       `json:"events"`
+	Invoice     *invoiceResponse     `json:"invoice"`
+	CreditNotes []creditNoteResponse `json:"credit_notes"`
+	Ledger      []entryResponse      `json:"ledger_entries"`
+	DeadLetters []receiptDeadLetter  `json:"dead_letters"`
+}
+
+// receiptEvent is an event of the order, from the outbox, and where each
+// consumer applied it from.
+type receiptEvent struct {
+	EventID  uuid.UUID        `json:"event_id"`
+	Type     string           `json:"type"`
+	Version  int64            `json:"version"`
+	OutboxAt time.Time        `json:"outbox_at"`
+	Topic    string           `json:"topic"`
+	Applied  []receiptApplied `json:"applied"`
+}
+
+type receiptApplied struct {
+	Consumer  string    `json:"consumer"`
+	Topic     string    `json:"topic"`
+	Partition int32     `json:"partition"`
+	Offset    int64     `json:"offset"`
+	AppliedAt time.Time `json:"applied_at"`
+}
+
+type receiptDeadLetter struct {
+	ID        uuid.UUID  `json:"id"`
+	Consumer  string     `json:"consumer"`
+	EventID   *uuid.UUID `json:"event_id"`
+	Class     string     `json:"class"`
+	Detail    string     `json:"detail"`
+	State     string     `json:"state"`
+	Topic     string     `json:"topic"`
+	Partition int32      `json:"partition"`
+	Offset    int64      `json:"offset"`
+	FailedAt  time.Time  `json:"failed_at"`
+}
+
+func (a *API) getReceipt(c echo.Context) error {
+	id, err := pathID(c, orders.ErrNotFound)
+	if err != nil {
+		return err
+	}
+	return a.read(c, func(ctx context.Context, tx pgx.Tx, tenantID uuid.UUID) (any, error) {
+		return readReceipt(ctx, tx, tenantID, id)
+	})
+}
+
+// readReceipt reads everything in the one moment that tx sees.
+func readReceipt(ctx context.Context, tx pgx.Tx, tenantID, id uuid.UUID) (receipt, error) {
+	order, err := orders.GetTx(ctx, tx, tenantID, id)
+	if err != nil {
+		return receipt{}, err
+	}
+	answer := receipt{Order: orderBody(order), WaitsFor: []string{}}
+
+	if answer.Events, err = receiptEvents(ctx, tx, tenantID, id); err != nil {
+		return receipt{}, err
+	}
+	if answer.DeadLetters, err = receiptDeadLetters(ctx, tx, tenantID, id); err != nil {
+		return receipt{}, err
+	}
+	invoice, err := invoices.GetByOrderTx(ctx, tx, tenantID, id)
+	switch {
+	case err == nil:
+		body := invoiceBody(invoice)
+		answer.Invoice = &body
+	case !errors.Is(err, invoices.ErrNotFound):
+		return receipt{}, err
+	}
+	notes, err := invoices.CreditNotesByOrderTx(ctx, tx, tenantID, id)
+	if err != nil {
+		return receipt{}, err
+	}
+	answer.CreditNotes = creditNoteBodies(notes)
+	entries, err := ledger.EntriesByOrderTx(ctx, tx, tenantID, id)
+	if err != nil {
+		return receipt{}, err
+	}
+	answer.Ledger = entryBodies(entries)
+
+	answer.WaitsFor = waitsFor(answer)
+	answer.Complete = len(answer.WaitsFor) == 0
+	return answer, nil
+}
+
+func receiptEvents(ctx context.Context, tx pgx.Tx, tenantID, id uuid.UUID) ([]receiptEvent, error) {
+	rows, err := db.New().OutboxListByAggregate(ctx, tx, tenantID, id)
+	if err != nil {
+		return nil, fmt.Errorf("list events: %w", err)
+	}
+	events := make([]receiptEvent, len(rows))
+	ids := make([]uuid.UUID, len(rows))
+	at := make(map[uuid.UUID]*receiptEvent, len(rows))
+	for i, row := range rows {
+		ids[i] = row.ID
+		events[i] = receiptEvent{
+			EventID: row.ID, Type: row.EventType, Version: row.AggregateVersion,
+			OutboxAt: row.OccurredAt.UTC(), Topic: event.Topic(row.AggregateType), Applied: []receiptApplied{},
+		}
+		at[row.ID] = &events[i]
+	}
+	applied, err := db.New().ProcessedEventListByIDs(ctx, tx, tenantID, ids)
+	if err != nil {
+		return nil, fmt.Errorf("list applied events: %w", err)
+	}
+	for _, row := range applied {
+		at[row.EventID].Applied = append(at[row.EventID].Applied, receiptApplied{
+			Consumer: row.Consumer, Topic: row.Topic, Partition: row.Partition, Offset: row.Offset, AppliedAt: row.ProcessedAt.UTC(),
+		})
+	}
+	return events, nil
+}
+
+func receiptDeadLetters(ctx context.Context, tx pgx.Tx, tenantID, id uuid.UUID) ([]receiptDeadLetter, error) {
+	rows, err := db.New().DeadLetterListByAggregate(ctx, tx, &tenantID, &id)
+	if err != nil {
+		return nil, fmt.Errorf("list dead letters: %w", err)
+	}
+	letters := make([]receiptDeadLetter, len(rows))
+	for i, row := range rows {
+		letters[i] = receiptDeadLetter{
+			ID: row.ID, Consumer: row.Consumer, EventID: row.EventID, Class: row.Class, Detail: row.Detail, State: row.State,
+			Topic: row.Topic, Partition: row.Partition, Offset: row.Offset, FailedAt: row.FirstFailedAt.UTC(),
+		}
+	}
+	return letters, nil
+}
+
+// waitsFor names what is still to come: order events that billing has not
+// applied, and dead letters that a person has to see to.
+func waitsFor(r receipt) []string {
+	waits := []string{}
+	dead := make(map[uuid.UUID]receiptDeadLetter)
+	for _, letter := range r.DeadLetters {
+		if letter.EventID != nil && letter.State == "open" {
+			dead[*letter.EventID] = letter
+		}
+	}
+	for _, e := range r.Events {
+		if e.Topic != event.OrderEvents || len(e.Applied) > 0 {
+			continue
+		}
+		if letter, isDead := dead[e.EventID]; isDead {
+			waits = append(waits, fmt.Sprintf("%s, version %d: dead letter %s (%s: %s)", e.Type, e.Version, letter.ID, letter.Class, letter.Detail))
+			continue
+		}
+		waits = append(waits, fmt.Sprintf("%s, version %d: to be published and applied by billing", e.Type, e.Version))
+	}
+	return waits
+}

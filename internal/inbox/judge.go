@@ -1,0 +1,128 @@
+package inbox
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/onceledger/onceledger/internal/event"
+)
+
+// Class says why a record is a dead letter.
+type Class string
+
+// The classes. Those that park hold back later events of the same aggregate.
+const (
+	ClassUndecodable   Class = "undecodable"    // not an event by the wire contract
+	ClassUnknownSchema Class = "unknown-schema" // of a type or schema version that this build does not know
+	ClassBadID         Class = "bad-id"         // the id is not a UUIDv7
+	ClassTooOld        Class = "too-old"        // older than the oldest dedupe partition
+	ClassFutureID      Class = "future-id"      // the id is more than a day ahead
+	ClassIDReused      Class = "id-reused"      // the id was applied with other content
+	ClassGap           Class = "gap"            // what it builds on has not been seen
+	ClassRule          Class = "rule"           // breaks a rule of the domain
+	ClassData          Class = "data"           // the database refuses its values
+	ClassParked        Class = "parked"         // nothing wrong: waits behind another
+)
+
+// parks is false for records whose aggregate is not known or whose event was
+// never one of the aggregate's. dead_letters_parking_idx says the same in SQL.
+func (c Class) parks() bool {
+	switch c {
+	case ClassUndecodable, ClassBadID, ClassTooOld, ClassFutureID, ClassIDReused:
+		return false
+	case ClassUnknownSchema, ClassGap, ClassRule, ClassData, ClassParked:
+		return true
+	}
+	return true
+}
+
+// Fault is what is wrong with a record.
+type Fault struct {
+	Class  Class
+	Detail string
+}
+
+// Rejection names an event that a handler refuses.
+type Rejection struct {
+	EventID uuid.UUID
+	Fault
+}
+
+// Rejections is the error by which a handler names all events that it refuses.
+type Rejections []Rejection
+
+func (r Rejections) Error() string {
+	return fmt.Sprintf("%d events refused, the first as %s: %s", len(r), r[0].Class, r[0].Detail)
+}
+
+// delivery is a record with what is known of it so far.
+type delivery struct {
+	record      event.Record
+	event       event.Event
+	fingerprint []byte
+	skip        bool
+	fault       *Fault
+}
+
+// furthestAhead is how far an id's time may be ahead of this process's clock.
+const furthestAhead = 24 * time.Hour
+
+// judge reads a record and finds what is wrong with it that needs no database.
+// oldest is the first moment that the dedupe table still covers: an older event
+// could not be told from a duplicate.
+func judge(record event.Record, oldest, now time.Time) *delivery {
+	d := &delivery{record: record}
+	var err error
+	d.event, err = event.Decode(record)
+	switch {
+	case errors.Is(err, event.ErrNoEvent):
+		d.skip = true
+		return d
+	case err != nil:
+		d.fault = &Fault{ClassUndecodable, err.Error()}
+		return d
+	}
+
+	d.fingerprint = d.event.Fingerprint()
+	id := d.event.ID
+	switch made := timeOf(id); {
+	case id.Version() != 7 || id.Variant() != uuid.RFC4122:
+		d.fault = &Fault{ClassBadID, fmt.Sprintf("event id %s is not a UUIDv7", id)}
+	case made.Before(oldest):
+		d.fault = &Fault{ClassTooOld, fmt.Sprintf("too old to dedupe: made at %s, the oldest that is kept is %s",
+			made.Format(time.RFC3339), oldest.Format(time.RFC3339))}
+	case made.After(now.Add(furthestAhead)):
+		d.fault = &Fault{ClassFutureID, fmt.Sprintf("event id says %s, which is more than a day ahead", made.Format(time.RFC3339))}
+	case d.event.SchemaVersion != event.SchemaVersion:
+		d.fault = &Fault{ClassUnknownSchema, fmt.Sprintf("schema version %d of %s is not known, only %d is",
+			d.event.SchemaVersion, d.event.Type, event.SchemaVersion)}
+	}
+	return d
+}
+
+// timeOf is the moment in a UUIDv7: milliseconds in its first 48 bits.
+func timeOf(id uuid.UUID) time.Time {
+	var milliseconds int64
+	for _, b := range id[:6] {
+		milliseconds = milliseconds<<8 | int64(b)
+	}
+	return time.UnixMilli(milliseconds).UTC()
+}
+
+// markRefused notes on each delivery why the handler refused it, and is false if
+// that changed nothing, since trying again would then change nothing either.
+func markRefused(batch []*delivery, refused Rejections) (changed bool) {
+	faults := make(map[uuid.UUID]Fault, len(refused))
+	for _, rejection := range refused {
+		faults[rejection.EventID] = rejection.Fault
+	}
+	for _, d := range batch {
+		if fault, isRefused := faults[d.event.ID]; isRefused && d.fault == nil && !d.skip {
+			d.fault, changed = &fault, true
+		}
+	}
+	return changed
+}

@@ -1,0 +1,135 @@
+package inbox
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/onceledger/onceledger/internal/db"
+)
+
+// blockedTx finds which of a batch's aggregates have an open dead letter.
+func (in *Inbox) blockedTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (map[uuid.UUID]bool, error) {
+	var aggregates []uuid.UUID
+	for _, d := range batch {
+		if d.event.AggregateID != uuid.Nil {
+			aggregates = append(aggregates, d.event.AggregateID)
+		}
+	}
+	rows, err := db.New().DeadLetterParkedAggregates(ctx, tx, in.consumer, aggregates)
+	if err != nil {
+		return nil, fmt.Errorf("find parked aggregates: %w", err)
+	}
+	blocked := make(map[uuid.UUID]bool, len(rows))
+	for _, id := range rows {
+		blocked[id] = true
+	}
+	return blocked, nil
+}
+
+// markTx marks events as applied and tells which were not marked before. Another
+// transaction that is marking one of them is waited for.
+func (in *Inbox) markTx(ctx context.Context, tx pgx.Tx, events []*delivery) (map[uuid.UUID]bool, error) {
+	if len(events) == 0 {
+		return nil, nil
+	}
+	n := len(events)
+	params := db.ProcessedEventInsertManyParams{
+		Consumer:     in.consumer,
+		EventIds:     make([]uuid.UUID, n),
+		TenantIds:    make([]uuid.UUID, n),
+		Fingerprints: make([][]byte, n),
+		Topics:       make([]string, n),
+		Partitions:   make([]int32, n),
+		Offsets:      make([]int64, n),
+	}
+	for i, d := range events {
+		params.EventIds[i] = d.event.ID
+		params.TenantIds[i] = d.event.TenantID
+		params.Fingerprints[i] = d.fingerprint
+		params.Topics[i] = d.record.Topic
+		params.Partitions[i] = d.record.Partition
+		params.Offsets[i] = d.record.Offset
+	}
+	rows, err := db.New().ProcessedEventInsertMany(ctx, tx, params)
+	if err != nil {
+		return nil, fmt.Errorf("mark events as applied: %w", err)
+	}
+	marked := make(map[uuid.UUID]bool, len(rows))
+	for _, id := range rows {
+		marked[id] = true
+	}
+	return marked, nil
+}
+
+// fingerprintsTx reads what those of the events looked like that are marked as
+// applied, by now.
+func (in *Inbox) fingerprintsTx(ctx context.Context, tx pgx.Tx, events []*delivery) (map[uuid.UUID]string, error) {
+	if len(events) == 0 {
+		return nil, nil
+	}
+	ids := make([]uuid.UUID, len(events))
+	for i, d := range events {
+		ids[i] = d.event.ID
+	}
+	rows, err := db.New().ProcessedEventFingerprints(ctx, tx, in.consumer, ids)
+	if err != nil {
+		return nil, fmt.Errorf("read applied events: %w", err)
+	}
+	fingerprints := make(map[uuid.UUID]string, len(rows))
+	for _, row := range rows {
+		fingerprints[row.EventID] = string(row.Fingerprint)
+	}
+	return fingerprints, nil
+}
+
+// storeDeadTx stores records that could not be applied, with their bytes as they
+// came. One that is stored already is left as it is.
+func (in *Inbox) storeDeadTx(ctx context.Context, tx pgx.Tx, letters []dead) error {
+	for _, letter := range letters {
+		record, e := letter.record, letter.event
+		headers, err := json.Marshal(record.Headers)
+		if err != nil {
+			return fmt.Errorf("encode headers: %w", err)
+		}
+		_, err = db.New().DeadLetterInsert(ctx, tx, db.DeadLetterInsertParams{
+			ID:               uuid.Must(uuid.NewV7()),
+			Consumer:         in.consumer,
+			Topic:            record.Topic,
+			Partition:        record.Partition,
+			RecordOffset:     record.Offset,
+			Class:            string(letter.fault.Class),
+			Detail:           storable(letter.fault.Detail),
+			EventID:          nonZero(e.ID),
+			EventType:        nonZero(storable(string(e.Type))),
+			TenantID:         nonZero(e.TenantID),
+			AggregateID:      nonZero(e.AggregateID),
+			AggregateVersion: nonZero(e.AggregateVersion),
+			RecordKey:        record.Key,
+			RecordValue:      record.Value,
+			RecordHeaders:    headers,
+			RecordTime:       record.Time,
+		})
+		if err != nil {
+			return fmt.Errorf("store dead letter: %w", err)
+		}
+	}
+	return nil
+}
+
+func nonZero[T comparable](value T) *T {
+	var zero T
+	if value == zero {
+		return nil
+	}
+	return &value
+}
+
+// storable makes any bytes a text that Postgres takes.
+func storable(text string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+}

@@ -1,0 +1,205 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/confluentinc/confluent-kafka-go/v2/kafka"
+)
+
+// TopicSpec is a topic as it should be.
+type TopicSpec struct {
+	Name              string
+	Partitions        int
+	ReplicationFactor int
+	Config            map[string]string // such as {"retention.ms": "604800000"}
+}
+
+// EnsureTopics makes the topics that are missing. What exists stays as it is;
+// if it has fewer partitions than wanted that is an error, since adding some
+// moves keys to other partitions and is for a person to decide.
+func EnsureTopics(ctx context.Context, brokers string, topics []TopicSpec) error {
+	return withAdmin(brokers, func(admin *kafka.AdminClient) error {
+		found, err := describeTopics(ctx, admin, topics)
+		if err != nil {
+			return err
+		}
+		var missing []kafka.TopicSpecification
+		for _, topic := range topics {
+			if _, ok := found[topic.Name]; !ok {
+				missing = append(missing, kafka.TopicSpecification{
+					Topic:             topic.Name,
+					NumPartitions:     topic.Partitions,
+					ReplicationFactor: topic.ReplicationFactor,
+					Config:            topic.Config,
+				})
+			}
+		}
+		faults := tooFewPartitions(topics, found)
+		if len(missing) == 0 {
+			return errors.Join(faults...)
+		}
+		results, err := admin.CreateTopics(ctx, missing)
+		if err != nil {
+			return fmt.Errorf("make topics: %w", err)
+		}
+		for _, result := range results {
+			code := result.Error.Code()
+			if code != kafka.ErrNoError && code != kafka.ErrTopicAlreadyExists { // another process was quicker
+				faults = append(faults, fmt.Errorf("make topic %s: %w", result.Topic, result.Error))
+			}
+		}
+		return errors.Join(faults...)
+	})
+}
+
+// CheckTopics says what is wrong with topics that hold events, and what to do:
+// one is missing, has fewer partitions than wanted, or is compacted, which
+// would throw away all but the last event of an order.
+func CheckTopics(ctx context.Context, brokers string, topics []TopicSpec) error {
+	return withAdmin(brokers, func(admin *kafka.AdminClient) error {
+		found, err := describeTopics(ctx, admin, topics)
+		if err != nil {
+			return err
+		}
+		faults := tooFewPartitions(topics, found)
+		var existing []kafka.ConfigResource
+		for _, topic := range topics {
+			if _, ok := found[topic.Name]; ok {
+				existing = append(existing, kafka.ConfigResource{Type: kafka.ResourceTopic, Name: topic.Name})
+			} else {
+				faults = append(faults, fmt.Errorf("topic %[1]s is missing: make it with "+
+					"kafka-topics.sh --create --topic %[1]s --partitions %[2]d --config cleanup.policy=delete", topic.Name, topic.Partitions))
+			}
+		}
+		for _, resource := range existing {
+			results, err := admin.DescribeConfigs(ctx, []kafka.ConfigResource{resource}) // one topic per request
+			if err != nil {
+				return fmt.Errorf("read settings of topic %s: %w", resource.Name, err)
+			}
+			for _, result := range results {
+				if code := result.Error.Code(); code != kafka.ErrNoError {
+					faults = append(faults, fmt.Errorf("read settings of topic %s: %w", result.Name, result.Error))
+				} else if policy := result.Config["cleanup.policy"].Value; policy != "delete" {
+					faults = append(faults, fmt.Errorf("topic %[1]s has cleanup.policy=%[2]s, which loses events: set it with "+
+						"kafka-configs.sh --alter --topic %[1]s --add-config cleanup.policy=delete", result.Name, policy))
+				}
+			}
+		}
+		return errors.Join(faults...)
+	})
+}
+
+// GroupLag is how far a group has committed in each partition of a topic, and
+// where each partition ends at this moment for a reader of committed records.
+// A partition of which nothing is committed is not in committed.
+func GroupLag(ctx context.Context, brokers, group, topic string) (committed, end map[int32]int64, err error) {
+	committed, end = make(map[int32]int64), make(map[int32]int64)
+	err = withAdmin(brokers, func(admin *kafka.AdminClient) error {
+		found, err := describeTopics(ctx, admin, []TopicSpec{{Name: topic}})
+		if err != nil {
+			return err
+		}
+		if _, ok := found[topic]; !ok {
+			return fmt.Errorf("topic %s is missing", topic)
+		}
+		var partitions []kafka.TopicPartition
+		latest := make(map[kafka.TopicPartition]kafka.OffsetSpec)
+		for partition := range int32(found[topic]) {
+			at := kafka.TopicPartition{Topic: &topic, Partition: partition}
+			partitions = append(partitions, at)
+			latest[at] = kafka.LatestOffsetSpec
+		}
+
+		// The commits first: they are then not ahead of the ends.
+		groups, err := admin.ListConsumerGroupOffsets(ctx,
+			[]kafka.ConsumerGroupTopicPartitions{{Group: group, Partitions: partitions}},
+			kafka.SetAdminRequireStableOffsets(true))
+		if err != nil {
+			return fmt.Errorf("read offsets of group %s: %w", group, err)
+		}
+		for _, at := range groups.ConsumerGroupsTopicPartitions[0].Partitions {
+			if at.Error != nil {
+				return fmt.Errorf("read offset of group %s in %s[%d]: %w", group, topic, at.Partition, at.Error)
+			}
+			if at.Offset >= 0 {
+				committed[at.Partition] = int64(at.Offset)
+			}
+		}
+
+		ends, err := admin.ListOffsets(ctx, latest, kafka.SetAdminIsolationLevel(kafka.IsolationLevelReadCommitted))
+		if err != nil {
+			return fmt.Errorf("read end of topic %s: %w", topic, err)
+		}
+		for at, result := range ends.ResultInfos {
+			if result.Error.Code() != kafka.ErrNoError {
+				return fmt.Errorf("read end of %s[%d]: %w", topic, at.Partition, result.Error)
+			}
+			end[at.Partition] = int64(result.Offset)
+		}
+		return nil
+	})
+	return committed, end, err
+}
+
+// Reachable asks the brokers for a sign of life.
+func Reachable(ctx context.Context, brokers string) error {
+	return withAdmin(brokers, func(admin *kafka.AdminClient) error {
+		if _, err := admin.DescribeCluster(ctx); err != nil {
+			return fmt.Errorf("no Kafka broker answers at %s: %w", brokers, err)
+		}
+		return nil
+	})
+}
+
+func withAdmin(brokers string, use func(*kafka.AdminClient) error) error {
+	admin, err := kafka.NewAdminClient(&kafka.ConfigMap{
+		"bootstrap.servers":   brokers,
+		"client.id":           "onceledger-admin",
+		"socket.timeout.ms":   10_000,
+		"enable.metrics.push": false,
+		"log_level":           0, // what goes wrong is in the errors
+	})
+	if err != nil {
+		return fmt.Errorf("Kafka admin client: %w", err)
+	}
+	defer admin.Close()
+	return use(admin)
+}
+
+// describeTopics is the number of partitions of each topic that exists.
+func describeTopics(ctx context.Context, admin *kafka.AdminClient, topics []TopicSpec) (map[string]int, error) {
+	names := make([]string, len(topics))
+	for i, topic := range topics {
+		names[i] = topic.Name
+	}
+	described, err := admin.DescribeTopics(ctx, kafka.NewTopicCollectionOfTopicNames(names))
+	if err != nil {
+		return nil, fmt.Errorf("look for topics %s: %w", strings.Join(names, ", "), err)
+	}
+	found := make(map[string]int)
+	for _, topic := range described.TopicDescriptions {
+		switch topic.Error.Code() {
+		case kafka.ErrNoError:
+			found[topic.Name] = len(topic.Partitions)
+		case kafka.ErrUnknownTopicOrPart, kafka.ErrUnknownTopic:
+		default:
+			return nil, fmt.Errorf("look for topic %s: %w", topic.Name, topic.Error)
+		}
+	}
+	return found, nil
+}
+
+func tooFewPartitions(topics []TopicSpec, found map[string]int) []error {
+	var faults []error
+	for _, topic := range topics {
+		if count, ok := found[topic.Name]; ok && count < topic.Partitions {
+			faults = append(faults, fmt.Errorf("topic %[1]s has %[2]d partitions and %[3]d are wanted: ask for %[2]d, "+
+				"or stop the writers, let the readers catch up and add some with kafka-topics.sh --alter --topic %[1]s --partitions %[3]d",
+				topic.Name, count, topic.Partitions))
+		}
+	}
+	return faults
+}

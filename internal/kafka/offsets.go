@@ -1,0 +1,139 @@
+package kafka
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/onceledger/onceledger/internal/event"
+)
+
+// place is one partition of one topic.
+type place struct {
+	topic     string
+	partition int32
+}
+
+// tracker knows which partitions are this member's, which of their records are
+// in hand, and up to where each partition may be committed. It does no I/O.
+//
+// Records pass through it in one direction:
+//
+//	take       read from Kafka, in hand
+//	applied    in the database; from here on, and not before, to be committed
+//	committed  known to Kafka
+//
+// release forgets a partition wherever its records are. Its next owner, which
+// may be this member again, then starts at the offset that Kafka knows: it sees
+// a record twice, perhaps, but misses none.
+type tracker struct {
+	mutex  sync.Mutex
+	owned  map[place]progress
+	inHand []event.Record
+}
+
+// progress is how far a partition has come: the offset after the last record
+// that is applied, or that Kafka knows to be. Zero means none yet.
+type progress struct {
+	applied   int64
+	committed int64 // never above applied
+}
+
+func newTracker() *tracker {
+	return &tracker{owned: make(map[place]progress)}
+}
+
+func (t *tracker) assign(partitions []place) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	for _, partition := range partitions {
+		t.owned[partition] = progress{}
+	}
+}
+
+func (t *tracker) release(partitions []place) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	for _, partition := range partitions {
+		delete(t.owned, partition)
+	}
+	t.inHand = slices.DeleteFunc(t.inHand, func(record event.Record) bool {
+		_, mine := t.owned[place{record.Topic, record.Partition}]
+		return !mine
+	})
+}
+
+// take puts a record in hand, if its partition is this member's.
+func (t *tracker) take(record event.Record) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if _, mine := t.owned[place{record.Topic, record.Partition}]; mine {
+		t.inHand = append(t.inHand, record)
+	}
+}
+
+// batch is what is in hand, in the order in which it was read.
+func (t *tracker) batch() []event.Record {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	return t.inHand
+}
+
+// applied says that all that is in hand has taken effect for good.
+func (t *tracker) applied() {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	for _, record := range t.inHand {
+		partition := place{record.Topic, record.Partition}
+		t.owned[partition] = progress{
+			applied:   record.Offset + 1,
+			committed: t.owned[partition].committed,
+		}
+	}
+	t.inHand = nil
+}
+
+// pending is what Kafka has to be told: where to go on in each partition.
+func (t *tracker) pending() map[place]int64 {
+	return t.offsets(func(p progress) bool { return p.applied > p.committed })
+}
+
+// positions is where each partition goes on of which a record was applied.
+func (t *tracker) positions() map[place]int64 {
+	return t.offsets(func(p progress) bool { return p.applied > 0 })
+}
+
+func (t *tracker) offsets(wanted func(progress) bool) map[place]int64 {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	offsets := make(map[place]int64)
+	for partition, progress := range t.owned {
+		if wanted(progress) {
+			offsets[partition] = progress.applied
+		}
+	}
+	return offsets
+}
+
+// committed says that Kafka knows these offsets. One above what was applied is
+// of an earlier ownership of its partition and counts no more.
+func (t *tracker) committed(offsets map[place]int64) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	for partition, offset := range offsets {
+		if progress, mine := t.owned[partition]; mine && offset <= progress.applied {
+			progress.committed = max(progress.committed, offset)
+			t.owned[partition] = progress
+		}
+	}
+}
+
+// partitions are this member's.
+func (t *tracker) partitions() []place {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	partitions := make([]place, 0, len(t.owned))
+	for partition := range t.owned {
+		partitions = append(partitions, partition)
+	}
+	return partitions
+}

@@ -1,0 +1,156 @@
+package outbox
+
+import (
+	"sync"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+)
+
+// progress works out what may be confirmed to Postgres. It is told what is read
+// from the log, in order, and which events the broker has, in any order. It
+// does no I/O.
+//
+// To confirm a position is to give up everything before it: Postgres never
+// sends it again. So a position is confirmable only when
+//
+//   - it is the end of a transaction, and every event up to it is delivered; or
+//   - it came with a keepalive while nothing was in flight and no transaction
+//     half read.
+//
+// After a crash Postgres goes on from the last confirmed position: what was
+// delivered behind it is sent twice, nothing is left out.
+type progress struct {
+	window window
+
+	mutex sync.Mutex
+	ring  []flight // events head … tail-1, each at its number modulo the length
+	head  uint64   // the first event that is not delivered
+	tail  uint64   // the number of the next event
+	bytes int      // what the events from head on weigh
+
+	ends          []end // of transactions that are not wholly delivered, in order
+	inTransaction bool
+	confirmable   pglogrepl.LSN
+}
+
+// window bounds what is between the first undelivered event and the last read.
+type window struct{ events, bytes int }
+
+type flight struct {
+	size      int
+	committed time.Time
+	delivered bool
+}
+
+type end struct {
+	events uint64 // the number of events up to it
+	lsn    pglogrepl.LSN
+}
+
+// summary is where things stand.
+type summary struct {
+	confirmable pglogrepl.LSN
+	delivered   uint64 // events, without gaps
+	inFlight    int
+	oldest      time.Time // when the first undelivered event was committed; zero if none is
+}
+
+func newProgress(w window, confirmed pglogrepl.LSN) *progress {
+	return &progress{window: w, ring: make([]flight, w.events), confirmable: confirmed}
+}
+
+// begin says that what comes now belongs to one transaction.
+func (p *progress) begin() {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.inTransaction = true
+}
+
+// event takes in the next event and numbers it. The window must not be full.
+func (p *progress) event(size int, committed time.Time) uint64 {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	seq := p.tail
+	*p.at(seq) = flight{size: size, committed: committed}
+	p.tail++
+	p.bytes += size
+	return seq
+}
+
+// commit ends the transaction; lsn is the position behind it.
+func (p *progress) commit(lsn pglogrepl.LSN) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.inTransaction = false
+	p.ends = append(p.ends, end{events: p.tail, lsn: lsn})
+	p.advance()
+}
+
+// delivered says that the broker has an event, and reports whether half of the
+// window is free: when it was full, it is worth going on.
+func (p *progress) delivered(seq uint64) (roomy bool) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.head <= seq && seq < p.tail {
+		p.at(seq).delivered = true
+		p.advance()
+	}
+	return p.halfFree()
+}
+
+// keepalive says that Postgres has sent everything before lsn.
+func (p *progress) keepalive(lsn pglogrepl.LSN) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	if p.head == p.tail && !p.inTransaction {
+		p.confirmable = max(p.confirmable, lsn)
+	}
+}
+
+// advance moves head over what is delivered, and confirmable to the last
+// transaction that ends at or before head.
+func (p *progress) advance() {
+	for p.head < p.tail && p.at(p.head).delivered {
+		p.bytes -= p.at(p.head).size
+		p.head++
+	}
+	done := 0
+	for done < len(p.ends) && p.ends[done].events <= p.head {
+		p.confirmable = max(p.confirmable, p.ends[done].lsn)
+		done++
+	}
+	p.ends = p.ends[done:]
+}
+
+func (p *progress) at(seq uint64) *flight { return &p.ring[seq%uint64(len(p.ring))] }
+
+// full reports that no event may be taken in for now. One is always let in,
+// however large.
+func (p *progress) full() bool {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return p.inFlight() >= p.window.events || (p.inFlight() > 0 && p.bytes >= p.window.bytes)
+}
+
+func (p *progress) roomy() bool {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return p.halfFree()
+}
+
+func (p *progress) halfFree() bool {
+	return p.inFlight() <= p.window.events/2 && p.bytes <= p.window.bytes/2
+}
+
+func (p *progress) inFlight() int { return int(p.tail - p.head) }
+
+func (p *progress) summary() summary {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	s := summary{confirmable: p.confirmable, delivered: p.head, inFlight: p.inFlight()}
+	if s.inFlight > 0 {
+		s.oldest = p.at(p.head).committed
+	}
+	return s
+}

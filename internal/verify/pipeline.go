@@ -1,0 +1,58 @@
+package verify
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5"
+)
+
+// watermark is a point that the pipeline passes: first the relay a position in
+// the log, then the consumer where the topic ended when the relay had.
+type watermark struct {
+	position pglogrepl.LSN
+	ends     map[int32]int64
+}
+
+// passed tells whether the pipeline is past everything that was committed when
+// the mark was new. It sets a new mark itself. A part of the pipeline that
+// cannot be asked has passed nothing; a note says so.
+func (r *run) passed(ctx context.Context, mark *watermark) (bool, error) {
+	if mark.position == 0 {
+		position, err := r.queries.VerifyLogPosition(ctx, r.DB)
+		if err != nil {
+			return false, err
+		}
+		mark.position = position
+	}
+	if mark.ends == nil {
+		passed, err := r.queries.VerifyRelayPassed(ctx, r.DB, mark.position, r.Slot)
+		if errors.Is(err, pgx.ErrNoRows) {
+			r.report.note("The relay has no replication slot %s here, so nothing counts as delivered.", r.Slot)
+			return false, nil
+		}
+		if err != nil || !passed {
+			return false, err
+		}
+	}
+
+	if r.Lag == nil {
+		r.report.note("Kafka was not asked (KAFKA_BROKERS is not set): a missing effect counts as in flight until its order's next event is applied.")
+		return false, nil
+	}
+	committed, end, err := r.Lag(ctx)
+	if err != nil {
+		r.report.note("Kafka could not be asked how far the billing consumer is: %v", err)
+		return false, ctx.Err()
+	}
+	if mark.ends == nil {
+		mark.ends = end
+	}
+	for partition, end := range mark.ends {
+		if committed[partition] < end {
+			return false, nil
+		}
+	}
+	return true, nil
+}
