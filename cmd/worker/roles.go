@@ -85,6 +85,7 @@ func (w *worker) openBilling(ctx context.Context) error {
 		Consumer: billing.Consumer,
 		Pool:     pool,
 		Handler:  billing.Handler{Now: w.now},
+		Writers:  w.env.Writers,
 		Log:      w.log,
 		Metrics:  w.registry,
 		Now:      w.now,

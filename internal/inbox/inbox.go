@@ -1,7 +1,8 @@
 // Package inbox makes a consumer's effects happen once for each event, however
 // often the event arrives.
 //
-// A batch of records is one transaction: the marks of what was applied
+// A batch of records is one transaction, or a few side by side that share it out
+// by partition. In each the marks of what was applied
 // (processed_events), the effects themselves, and the records that could not be
 // applied (dead_letters) commit together. Offsets are committed after that, by
 // whoever calls Process. So a crash anywhere leads to the batch being delivered
@@ -22,6 +23,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/onceledger/onceledger/internal/crash"
 	"github.com/onceledger/onceledger/internal/event"
@@ -42,6 +44,7 @@ type Inbox struct {
 	consumer string
 	conn     postgres.Beginner
 	handler  Handler
+	writers  int
 	log      *slog.Logger
 	metrics  *metrics
 	window   *window
@@ -56,18 +59,37 @@ func (in *Inbox) Process(ctx context.Context, records []event.Record) error {
 	if err != nil {
 		return err
 	}
-	batch := make([]*delivery, len(records))
-	for i, record := range records {
-		batch[i] = judge(record, oldest, in.window.now())
+	shares := make([][]*delivery, in.sharesOf(len(records)))
+	for _, record := range records {
+		// By partition, and so by aggregate: what has to stay in order does.
+		share := &shares[int(record.Partition)%len(shares)]
+		*share = append(*share, judge(record, oldest, in.window.now()))
 	}
-	return in.settle(ctx, batch)
+	// A share that fails leaves the others' transactions committed; when the
+	// batch comes again their records are duplicates.
+	group, ctx := errgroup.WithContext(ctx)
+	for _, share := range shares {
+		group.Go(func() error { return in.settle(ctx, share) })
+	}
+	return group.Wait()
 }
 
-// settle applies a batch in one transaction. Where that cannot be because of
+// worthSharing is how many records a share has to have for a transaction of its
+// own to be worth its commit.
+const worthSharing = 100
+
+func (in *Inbox) sharesOf(records int) int {
+	return max(1, min(in.writers, records/worthSharing))
+}
+
+// settle applies its share of a batch in one transaction. Where that cannot be because of
 // what is in it, the culprits become dead letters: at once where the handler
 // names them, and otherwise by halving the batch, left before right, until one
 // stands alone.
 func (in *Inbox) settle(ctx context.Context, batch []*delivery) error {
+	if len(batch) == 0 {
+		return nil
+	}
 	var result outcome
 	err := postgres.InTx(ctx, in.conn, func(tx pgx.Tx) error {
 		var err error

@@ -18,6 +18,7 @@ type Config struct {
 	Consumer string // names the effects: events are deduplicated per consumer
 	Pool     *pgxpool.Pool
 	Handler  Handler
+	Writers  int // transactions side by side, for batches that are worth it; 0 means 1
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
 	Now      func() time.Time
@@ -29,6 +30,7 @@ func New(config Config) *Inbox {
 		consumer: config.Consumer,
 		conn:     config.Pool,
 		handler:  config.Handler,
+		writers:  max(1, config.Writers),
 		log:      config.Log,
 		metrics:  newMetrics(config.Metrics, config.Consumer),
 		window:   &window{conn: config.Pool, now: config.Now},

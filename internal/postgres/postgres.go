@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	pgxuuid "github.com/vgarvardt/pgx-google-uuid/v5"
 )
 
 // Options are the limits of a pool's connections. Each bounds how long a fault
@@ -40,6 +41,13 @@ func Open(ctx context.Context, url string, options Options) (*pgxpool.Pool, erro
 	params["idle_in_transaction_session_timeout"] = "10000"
 	params["transaction_timeout"] = milliseconds(options.TransactionTimeout)
 	params["lock_timeout"] = milliseconds(options.LockTimeout)
+
+	// Without this each UUID goes through text, which is most of what encoding
+	// a batch's parameters costs.
+	config.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
+		pgxuuid.Register(conn.TypeMap())
+		return nil
+	}
 
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
