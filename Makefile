@@ -23,7 +23,7 @@ help: ## List the targets
 .PHONY: build
 build: go gcc ## Build api, worker and onceledger into bin/
 	@mkdir -p bin
-	@test -d "$$($(GO) env GOCACHE)" || echo "building; the first time takes two or three minutes, most of it for the Kafka client"
+	@test -x bin/api || echo "building; the first time takes two or three minutes, most of it for the Kafka client"
 	$(GO) build $(VCS) -o bin/ ./cmd/api ./cmd/worker ./cmd/onceledger
 
 .PHONY: run
@@ -53,11 +53,11 @@ verify: go gcc $(SQLC) ## Check what must agree: generated code, go.mod, formatt
 	$(GO) mod tidy -diff
 	cd tools && $(GO) mod tidy -diff
 	cd tools/lint && $(GO) mod tidy -diff
-	$(GO) test -count=1 ./docs ./test/compose ./internal/migrate
+	$(GO) test -count=1 ./test/static ./internal/migrate
 
 .PHONY: bench
 bench: build ## Measure, both sides of each ratio in one run; results go to bench/results
-	$(GO) run ./bench
+	@for main in bench/*/main.go; do echo "== $$(dirname $$main)"; $(GO) run ./$$(dirname $$main); done
 
 .PHONY: ci
 ci: ## Run what CI runs

@@ -69,7 +69,7 @@ func (s *Stack) start(ctx context.Context, stops *[]func()) error {
 	s.Postgres, err = devstack.StartPostgres(ctx, devstack.PostgresConfig{
 		Dir: filepath.Join(s.Dir, "postgres"), BinDir: binaries, Logf: say,
 		Settings: map[string]string{
-			"shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "15min", "autovacuum_naptime": "10s", "shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track": "all",
+			"shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "15min", "autovacuum_naptime": "10s", "track_commit_timestamp": "on",
 		},
 	})
 	if err != nil {

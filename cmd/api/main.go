@@ -53,7 +53,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 		return err
 	}
 	if err := crash.Arm(env.Crash); err != nil {
-		return err
+		return fmt.Errorf("ONCELEDGER_CRASH: %w", err)
 	}
 	log := telemetry.NewLogger(stderr, env.LogLevel, "api")
 	registry := telemetry.NewRegistry()
@@ -65,7 +65,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 		LockTimeout:        2 * time.Second,
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	defer pool.Close()
 

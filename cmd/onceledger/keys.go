@@ -96,7 +96,7 @@ func withConn(fn func(cmd *cobra.Command, conn *pgx.Conn, args []string) error) 
 		}
 		conn, err := pgx.Connect(cmd.Context(), url)
 		if err != nil {
-			return fmt.Errorf("reach database: %w", err)
+			return fmt.Errorf("DATABASE_URL: reach database: %w", err)
 		}
 		defer conn.Close(context.WithoutCancel(cmd.Context()))
 		return fn(cmd, conn, args)

@@ -25,7 +25,9 @@ func main() {
 	}
 	root.AddCommand(newUpCommand(), newBrokerCommand(), newMigrateCommand(), newKeysCommand(), newVerifyCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "onceledger:", err)
+		if _, said := errors.AsType[exit](err); !said {
+			fmt.Fprintln(os.Stderr, "onceledger:", err)
+		}
 		os.Exit(exitCode(err))
 	}
 }

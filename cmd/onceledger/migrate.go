@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/onceledger/onceledger/internal/migrate"
@@ -32,7 +33,7 @@ slot before the first order.`,
 				return err
 			}
 			if err := migrate.Up(cmd.Context(), url); err != nil {
-				return err
+				return fmt.Errorf("DATABASE_URL: %w", err)
 			}
 			return printStatus(cmd, url)
 		},
@@ -53,7 +54,7 @@ slot before the first order.`,
 				return errors.New("this deletes the tables of those migrations and all that is in them: say --yes if that is meant")
 			}
 			if err := migrate.Down(url, steps); err != nil {
-				return err
+				return fmt.Errorf("DATABASE_URL: %w", err)
 			}
 			return printStatus(cmd, url)
 		},
@@ -80,7 +81,7 @@ slot before the first order.`,
 func printStatus(cmd *cobra.Command, url string) error {
 	status, err := migrate.ReadStatus(url)
 	if err != nil {
-		return err
+		return fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	state := "up to date"
 	switch {
@@ -96,9 +97,13 @@ func printStatus(cmd *cobra.Command, url string) error {
 }
 
 func databaseURL() (string, error) {
+	const want = "want postgres://user:password@host:5432/name of a login that owns the database"
 	url := os.Getenv("DATABASE_URL")
 	if url == "" {
-		return "", errors.New("DATABASE_URL is not set: want postgres://user:password@host:5432/name of a login that owns the database")
+		return "", errors.New("DATABASE_URL is not set: " + want)
+	}
+	if _, err := pgx.ParseConfig(url); err != nil { // which quotes it, perhaps with the password
+		return "", errors.New("DATABASE_URL is malformed: " + want)
 	}
 	return url, nil
 }

@@ -49,36 +49,37 @@ Environment:
                    shows that it is lost
   ONCELEDGER_HOME  the folder of "onceledger up" (.onceledger)
 `,
-		Args: cobra.NoArgs,
+		Args: func(cmd *cobra.Command, args []string) error {
+			return notRun(cmd, cobra.NoArgs(cmd, args))
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report, err := runVerify(cmd, wait)
-			if err != nil {
-				cmd.PrintErrln("verify could not find out:", err)
-				return exitNotRun
-			}
-			if asJSON {
+			if err == nil && asJSON {
 				encoder := json.NewEncoder(cmd.OutOrStdout())
 				encoder.SetIndent("", "  ")
 				err = encoder.Encode(report)
-			} else {
+			} else if err == nil {
 				err = report.WriteText(cmd.OutOrStdout())
 			}
-			if err != nil {
-				return err
-			}
-			if !report.OK {
+			if err == nil && !report.OK {
 				return exitBooksWrong
 			}
-			return nil
+			return notRun(cmd, err)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
 	cmd.Flags().DurationVar(&wait, "wait", 10*time.Second, "wait at most so long for what is in flight")
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		cmd.PrintErrln("verify:", err)
-		return exitNotRun
-	})
+	cmd.SetFlagErrorFunc(notRun)
 	return cmd
+}
+
+// notRun says what was in the way, if anything was.
+func notRun(cmd *cobra.Command, err error) error {
+	if err == nil {
+		return nil
+	}
+	cmd.PrintErrln("The books could not be checked:", err)
+	return exitNotRun
 }
 
 func runVerify(cmd *cobra.Command, wait time.Duration) (*verify.Report, error) {
@@ -92,6 +93,9 @@ func runVerify(cmd *cobra.Command, wait time.Duration) (*verify.Report, error) {
 		TransactionTimeout: 2 * time.Minute,
 	})
 	if err != nil {
+		if os.Getenv("DATABASE_URL") != "" {
+			err = fmt.Errorf("DATABASE_URL: %w", err)
+		}
 		return nil, err
 	}
 	defer pool.Close()

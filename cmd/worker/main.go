@@ -61,7 +61,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 		return err
 	}
 	if err := crash.Arm(env.Crash); err != nil {
-		return err
+		return fmt.Errorf("ONCELEDGER_CRASH: %w", err)
 	}
 	w := worker{
 		env:      env,

@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -43,7 +45,8 @@ func (w *worker) close() {
 	}
 }
 
-func (w *worker) openPool(ctx context.Context, url, role string, maxConns int32) (*pgxpool.Pool, error) {
+// openPool connects to the address that a variable holds.
+func (w *worker) openPool(ctx context.Context, variable, url, role string, maxConns int32) (*pgxpool.Pool, error) {
 	pool, err := postgres.Open(ctx, url, postgres.Options{
 		ApplicationName:    "onceledger-" + role,
 		MaxConns:           maxConns,
@@ -51,7 +54,7 @@ func (w *worker) openPool(ctx context.Context, url, role string, maxConns int32)
 		LockTimeout:        transactionTimeout,
 	})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", variable, err)
 	}
 	w.closers = append(w.closers, pool.Close)
 	return pool, nil
@@ -63,7 +66,7 @@ func (w *worker) openBilling(ctx context.Context) error {
 	if !w.env.Has(config.RoleBilling) {
 		return nil
 	}
-	pool, err := w.openPool(ctx, w.env.DatabaseURL, config.RoleBilling, 4)
+	pool, err := w.openPool(ctx, "DATABASE_URL", w.env.DatabaseURL, config.RoleBilling, 4)
 	if err != nil {
 		return err
 	}
@@ -100,6 +103,10 @@ func (w *worker) openRelay(context.Context) error {
 	if !w.env.Has(config.RoleRelay) {
 		return nil
 	}
+	if _, err := pgconn.ParseConfig(w.env.RelayDatabaseURL); err != nil {
+		// The relay would wait for it to mend. What err quotes may be a password.
+		return errors.New("RELAY_DATABASE_URL: want postgres://user:password@host:5432/name")
+	}
 	relay, err := outbox.NewRelay(outbox.Config{
 		URL:  w.env.RelayDatabaseURL,
 		Slot: w.env.Slot,
@@ -117,9 +124,14 @@ func (w *worker) openRelay(context.Context) error {
 		StopTimeout: w.env.ShutdownTimeout / 2,
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("RELAY_SLOT: %w", err)
 	}
-	w.roles = append(w.roles, relay.Run)
+	w.roles = append(w.roles, func(ctx context.Context) error {
+		if err := relay.Run(ctx); err != nil {
+			return fmt.Errorf("RELAY_DATABASE_URL: %w", err)
+		}
+		return nil
+	})
 	w.addCheck(config.RoleRelay, relay.Ready)
 	return nil
 }
@@ -129,7 +141,7 @@ func (w *worker) openJanitor(ctx context.Context) error {
 	if !w.env.Has(config.RoleJanitor) {
 		return nil
 	}
-	pool, err := w.openPool(ctx, w.env.JanitorDatabaseURL, config.RoleJanitor, 2)
+	pool, err := w.openPool(ctx, "JANITOR_DATABASE_URL", w.env.JanitorDatabaseURL, config.RoleJanitor, 2)
 	if err != nil {
 		return err
 	}

@@ -3,8 +3,9 @@
 -- name: VerifySeesAll :one
 SELECT (NOT row_security_active('orders') OR pg_has_role('onceledger_verify', 'USAGE'))::boolean AS sees_all;
 
--- VerifyKeyList is the next page of order ids, ascending, that any table knows:
--- an order that only the ledger knows is what is looked for.
+-- VerifyKeyList is the next page of order ids, ascending, of the orders and of
+-- all that billing has: an order that only the ledger knows is to be found. An
+-- event without an order comes up once it is applied.
 -- name: VerifyKeyList :many
 SELECT keys.tenant_id, keys.order_id FROM (
   (SELECT tenant_id, id AS order_id FROM orders
@@ -26,17 +27,13 @@ SELECT keys.tenant_id, keys.order_id FROM (
   (SELECT DISTINCT tenant_id, order_id FROM ledger_entries
    WHERE (tenant_id, order_id) > (@after_tenant::uuid, @after_order::uuid)
    ORDER BY tenant_id, order_id LIMIT @page_size)
-  UNION
-  (SELECT DISTINCT tenant_id, aggregate_id AS order_id FROM outbox_events
-   WHERE (tenant_id, aggregate_id) > (@after_tenant::uuid, @after_order::uuid) AND aggregate_type IN ('order', 'billing')
-   ORDER BY tenant_id, aggregate_id LIMIT @page_size)
 ) AS keys
 ORDER BY keys.tenant_id, keys.order_id
 LIMIT @page_size;
 
 -- VerifyBooks is everything that is written about each of the orders, on either
--- side of the pipeline, as one JSON document for each. It is one statement, so
--- all of it is of one moment.
+-- side of the pipeline, as one JSON document for each; lines and taxes look as
+-- they do in events. It is one statement, so all of it is of one moment.
 -- name: VerifyBooks :many
 SELECT
   key.tenant_id::uuid AS tenant_id,
@@ -48,10 +45,12 @@ SELECT
         'total', total_minor, 'refunded', refunded_minor, 'created', created_at, 'updated', updated_at)
       FROM orders WHERE tenant_id = key.tenant_id AND id = key.order_id),
     'lines', (
-      SELECT json_agg(json_build_object('quantity', quantity, 'unit', unit_minor, 'ppm', tax_rate_ppm))
+      SELECT json_agg(json_build_object(
+        'quantity', quantity, 'unit_amount', unit_minor, 'tax_rate', trim_scale(tax_rate_ppm / 1000000.0)::text))
       FROM order_lines WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
     'taxes', (
-      SELECT json_agg(json_build_object('ppm', tax_rate_ppm, 'net', net_minor, 'tax', tax_minor))
+      SELECT json_agg(json_build_object(
+        'rate', trim_scale(tax_rate_ppm / 1000000.0)::text, 'net_amount', net_minor, 'tax_amount', tax_minor))
       FROM order_taxes WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
     'payment', (
       SELECT json_build_object('amount', amount_minor, 'currency', currency, 'at', paid_at)
@@ -59,7 +58,8 @@ SELECT
     'refunds', (
       SELECT json_agg(json_build_object(
         'id', id, 'total', amount_minor, 'net', net_minor, 'tax', tax_minor, 'at', refunded_at, 'taxes', (
-          SELECT json_agg(json_build_object('ppm', tax_rate_ppm, 'net', net_minor, 'tax', tax_minor))
+          SELECT json_agg(json_build_object(
+            'rate', trim_scale(tax_rate_ppm / 1000000.0)::text, 'net_amount', net_minor, 'tax_amount', tax_minor))
           FROM refund_taxes WHERE tenant_id = refunds.tenant_id AND refund_id = refunds.id))
         ORDER BY refunded_at, id)
       FROM refunds WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
@@ -71,7 +71,8 @@ SELECT
       SELECT json_agg(json_build_object(
         'id', id, 'currency', currency, 'net', net_minor, 'tax', tax_minor, 'total', total_minor,
         'taxes', taxes, 'issued', issued_at, 'lines', (
-          SELECT json_agg(json_build_object('quantity', quantity, 'unit', unit_minor, 'ppm', tax_rate_ppm))
+          SELECT json_agg(json_build_object(
+            'quantity', quantity, 'unit_amount', unit_minor, 'tax_rate', trim_scale(tax_rate_ppm / 1000000.0)::text))
           FROM invoice_lines WHERE tenant_id = invoices.tenant_id AND invoice_id = invoices.id))
         ORDER BY id)
       FROM invoices WHERE tenant_id = key.tenant_id AND order_id = key.order_id),
@@ -93,7 +94,9 @@ SELECT
       SELECT json_agg(json_build_object(
         'id', id, 'version', aggregate_version, 'type', event_type,
         'refund', CASE WHEN event_type = 'OrderRefunded' THEN payload -> 'refund' -> 'refund_id' END,
-        'applied', (SELECT count(*) FROM processed_events AS mark WHERE mark.event_id = outbox_events.id AND mark.consumer = @consumer))
+        'applied', (
+          SELECT count(*) FROM processed_events AS mark
+          WHERE mark.event_id = outbox_events.id AND mark.consumer = @consumer))
         ORDER BY aggregate_version, id)
       FROM outbox_events
       WHERE tenant_id = key.tenant_id AND aggregate_id = key.order_id AND aggregate_type IN ('order', 'billing')),

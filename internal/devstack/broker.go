@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -69,7 +67,7 @@ func RunBroker(ctx context.Context, config BrokerConfig) error {
 		return fmt.Errorf("mark the broker as running: %w", err)
 	}
 
-	cluster, err := openCluster(config)
+	cluster, err := openCluster(ctx, config)
 	if err != nil {
 		if !unclean {
 			_ = os.Remove(marker)
@@ -93,7 +91,7 @@ func RunBroker(ctx context.Context, config BrokerConfig) error {
 
 // openCluster opens the broker on the configured port, or on the remembered
 // one, or on a free one.
-func openCluster(config BrokerConfig) (*kfake.Cluster, error) {
+func openCluster(ctx context.Context, config BrokerConfig) (*kfake.Cluster, error) {
 	open := func(port int) (*kfake.Cluster, error) {
 		return kfake.NewCluster(
 			kfake.NumBrokers(1),
@@ -110,26 +108,28 @@ func openCluster(config BrokerConfig) (*kfake.Cluster, error) {
 
 	portFile := filepath.Join(config.Dir, "port")
 	port := rememberedPort(portFile)
-	cluster, err := open(port)
-	if port != 0 && errors.Is(err, syscall.EADDRINUSE) {
+	for attempt := 0; ; attempt++ {
+		if port == 0 {
+			free, err := FreePort(ctx)
+			if err != nil {
+				return nil, err
+			}
+			port = free
+		}
+		cluster, err := open(port)
+		if err == nil {
+			if err := rememberPort(portFile, port); err != nil {
+				cluster.Close()
+				return nil, err
+			}
+			return cluster, nil
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) || attempt == 10 {
+			return nil, err
+		}
 		config.Logf.printf("port %d is taken, choosing another for the broker", port)
-		cluster, err = open(0)
+		port = 0
 	}
-	if err != nil {
-		return nil, err
-	}
-	_, listening, err := net.SplitHostPort(cluster.ListenAddrs()[0])
-	if err == nil {
-		port, err = strconv.Atoi(listening)
-	}
-	if err == nil {
-		err = rememberPort(portFile, port)
-	}
-	if err != nil {
-		cluster.Close()
-		return nil, err
-	}
-	return cluster, nil
 }
 
 // ensureTopics makes the missing topics. The partitions of one that is there

@@ -60,7 +60,10 @@ func WaitLock(ctx context.Context, path string) (*FileLock, error) {
 // Unlock lets the lock go. The file stays: removing it would let two
 // processes lock two files of the same name.
 func (l *FileLock) Unlock() error {
-	return l.file.Close()
+	// Closing alone is not enough: a child that is being forked at this moment
+	// holds a copy of the descriptor until it executes its program.
+	unlocked := syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN)
+	return errors.Join(unlocked, l.file.Close())
 }
 
 // pause waits for d, or less when ctx ends first.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -22,6 +23,23 @@ func TestLock(t *testing.T) {
 		_, err = Lock(path)
 		require.ErrorIs(t, err, ErrLocked)
 		require.ErrorContains(t, err, fmt.Sprintf("pid %d", os.Getpid()))
+
+		require.NoError(t, lock.Unlock())
+		lock, err = Lock(path)
+		require.NoError(t, err)
+		require.NoError(t, lock.Unlock())
+	})
+
+	t.Run("IsFreeAtOnceThoughAChildHoldsTheFile", func(t *testing.T) {
+		t.Parallel()
+
+		path := filepath.Join(t.TempDir(), "lock")
+		lock, err := Lock(path)
+		require.NoError(t, err)
+		child := exec.Command("sleep", "600")
+		child.ExtraFiles = []*os.File{lock.file}
+		require.NoError(t, child.Start())
+		t.Cleanup(func() { _ = child.Process.Kill(); _ = child.Wait() })
 
 		require.NoError(t, lock.Unlock())
 		lock, err = Lock(path)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -105,7 +106,7 @@ func findBinDir(t *testing.T) string {
 	t.Helper()
 	dir, err := FindPostgres(t.Context(), BinariesConfig{
 		BinDir:      os.Getenv("ONCELEDGER_POSTGRES_BIN"),
-		FallbackDir: os.TempDir(),
+		FallbackDir: filepath.Join(os.TempDir(), fmt.Sprintf("onceledger-%d", os.Getuid())),
 		Logf:        t.Logf,
 	})
 	require.NoError(t, err)

@@ -3,21 +3,33 @@ package devstack
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"strconv"
 	"strings"
 )
 
+// Ports are chosen below those that Linux gives to outgoing connections (from
+// 32768): otherwise any such connection may sit on a remembered port.
+const (
+	lowestPort  = 15000
+	highestPort = 32000
+)
+
 // FreePort returns a TCP port nobody listens on at 127.0.0.1. Another process
 // may take it before the caller does, so the caller must be ready to try again.
 func FreePort(ctx context.Context) (int, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
+	var last error
+	for range 100 {
+		port := lowestPort + rand.IntN(highestPort-lowestPort)
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err == nil {
+			return port, listener.Close()
+		}
+		last = err
 	}
-	defer listener.Close()
-	return listener.Addr().(*net.TCPAddr).Port, nil
+	return 0, fmt.Errorf("find a free port: %w", last)
 }
 
 // rememberedPort is the port a former start wrote to path; 0 when there is none.

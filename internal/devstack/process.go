@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-
+	"runtime"
 	"syscall"
 )
 
@@ -33,8 +33,8 @@ func StartProcess(cmd *exec.Cmd, orphanSignal syscall.Signal) (*Process, error) 
 	process := &Process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		
-		
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
 
 		err := cmd.Start()
 		started <- err

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
@@ -140,8 +141,8 @@ var ErrNoEvent = errors.New("record carries no event")
 // the record; what could be read by then is in the Event all the same, so that
 // a dead letter can name it.
 //
-// The payload is checked to be a JSON object without a zero character (valid
-// JSON that Postgres cannot store as text), not against its type's schema.
+// The payload is checked to be a JSON object with something in it that Postgres
+// can read (see UnstorableEscape), not against its type's schema.
 func Decode(record Record) (Event, error) {
 	var e Event
 	if record.Value == nil {
@@ -153,8 +154,8 @@ func Decode(record Record) (Event, error) {
 	e.Type = Type(headers.text(HeaderType))
 	e.TenantID = headers.uuid(HeaderTenant)
 	e.AggregateID = headers.uuid(HeaderSubject)
-	e.AggregateVersion = headers.integer(HeaderAggregateVersion)
-	e.SchemaVersion = int32(headers.integer(HeaderSchemaVersion))
+	e.AggregateVersion = headers.integer(HeaderAggregateVersion, 64)
+	e.SchemaVersion = int32(headers.integer(HeaderSchemaVersion, 32))
 	e.OccurredAt = headers.time(HeaderTime)
 	e.Traceparent = headers.optional(HeaderTraceparent)
 	e.Payload = record.Value
@@ -199,34 +200,55 @@ func checkPayload(value []byte) error {
 	switch {
 	case !json.Valid(value):
 		return errors.New("value is not JSON")
-	case len(trimmed) == 0 || trimmed[0] != '{':
+	case trimmed[0] != '{':
 		return errors.New("value is not a JSON object")
-	case len(trimmed) == 2:
+	case bytes.TrimSpace(trimmed[1:])[0] == '}':
 		return errors.New("value is an empty JSON object")
 	case !utf8.Valid(value):
 		return errors.New("value is not UTF-8")
-	case HasZeroCharacter(value):
-		return errors.New(`value has a zero character (\u0000) in a string, which cannot be stored`)
+	}
+	if escape := UnstorableEscape(value); escape != "" {
+		return fmt.Errorf("value has %s in a string, which cannot be stored", escape)
 	}
 	return nil
 }
 
-// HasZeroCharacter reports whether a JSON text has a zero character: the escape
-// \u0000, not an escaped backslash before the text u0000.
-func HasZeroCharacter(value []byte) bool {
-	if !bytes.Contains(value, []byte(`\u0000`)) {
-		return false
-	}
-	for i := 0; i+5 < len(value); i++ {
-		if value[i] != '\\' {
+// UnstorableEscape finds an escape that JSON allows in a string and that
+// Postgres can make no text of: the zero character, or half of a surrogate pair.
+// The type json takes it in and fails whoever reads a member later. It returns
+// the escape as it is written, or "". The text must be valid JSON.
+func UnstorableEscape(text []byte) string {
+	for i := 0; i < len(text); i++ {
+		if text[i] != '\\' {
 			continue
 		}
-		if bytes.HasPrefix(value[i:], []byte(`\u0000`)) {
-			return true
+		unit, isUnit := utf16Escape(text[i:])
+		if !isUnit {
+			i++ // whatever is escaped is not the start of an escape
+			continue
 		}
-		i++ // whatever is escaped is not the start of an escape
+		if unit == 0 {
+			return string(text[i : i+6])
+		}
+		if utf16.IsSurrogate(unit) {
+			low, _ := utf16Escape(text[i+6:])
+			if utf16.DecodeRune(unit, low) == utf8.RuneError {
+				return string(text[i : i+6])
+			}
+			i += 6
+		}
+		i += 5
 	}
-	return false
+	return ""
+}
+
+// utf16Escape reads an escape such as \u00e9 at the start of text.
+func utf16Escape(text []byte) (unit rune, ok bool) {
+	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
+		return 0, false
+	}
+	number, err := strconv.ParseUint(string(text[2:6]), 16, 16)
+	return rune(number), err == nil
 }
 
 // headerReader reads headers and keeps the first fault.
@@ -255,25 +277,28 @@ func (r *headerReader) text(key string) string {
 func (r *headerReader) uuid(key string) uuid.UUID {
 	value := r.text(key)
 	id, err := uuid.Parse(value)
-	if (err != nil || len(value) != 36) && r.err == nil {
+	if (err != nil || len(value) != 36 || id == uuid.Nil) && r.err == nil {
 		r.err = fmt.Errorf("header %s is %.64q, not a UUID", key, value)
 	}
 	return id
 }
 
-func (r *headerReader) integer(key string) int64 {
+func (r *headerReader) integer(key string, bits int) int64 {
 	value := r.text(key)
-	number, err := strconv.ParseInt(value, 10, 64)
+	number, err := strconv.ParseInt(value, 10, bits)
 	if err != nil && r.err == nil {
-		r.err = fmt.Errorf("header %s is %.64q, not a number", key, value)
+		r.err = fmt.Errorf("header %s is %.64q, not a number of %d bits", key, value, bits)
 	}
 	return number
 }
 
+// time reads a moment that can be written again: in UTC, with a year of four
+// digits.
 func (r *headerReader) time(key string) time.Time {
 	value := r.text(key)
 	moment, err := time.Parse(time.RFC3339Nano, value)
-	if err != nil && r.err == nil {
+	moment = moment.UTC()
+	if (err != nil || moment.Year() < 1 || moment.Year() > 9999) && r.err == nil {
 		r.err = fmt.Errorf("header %s is %.64q, not a time of RFC 3339", key, value)
 	}
 	return moment

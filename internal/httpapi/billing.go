@@ -3,7 +3,9 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -63,6 +65,9 @@ func (a *API) listEntries(c echo.Context) error {
 	if byOrder := c.QueryParam("order_id") != ""; byOrder == (account != "") {
 		return errQuery.Withf("Give either order_id or account.")
 	}
+	if !isText(account) {
+		return errQuery.WithFields(failure.Field{Field: "account", Detail: "must be the code of an account"})
+	}
 	if account != "" {
 		return a.listAccountEntries(c, account)
 	}
@@ -94,7 +99,13 @@ func (a *API) listAccountEntries(c echo.Context, account string) error {
 	})
 }
 
+// isText tells whether Postgres would take a text from an address for one.
+func isText(text string) bool { return utf8.ValidString(text) && !strings.ContainsRune(text, 0) }
+
 func (a *API) getBalance(c echo.Context) error {
+	if !isText(c.Param("code")) {
+		return ledger.ErrAccountNotFound
+	}
 	currency, err := money.ParseCurrency(c.QueryParam("currency"))
 	if err != nil {
 		return err

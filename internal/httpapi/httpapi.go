@@ -11,6 +11,8 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -57,7 +59,7 @@ func New(config Config) http.Handler {
 	e := echo.New()
 	e.HTTPErrorHandler = a.writeError
 
-	e.Use(middleware.RequestIDWithConfig(middleware.RequestIDConfig{Generator: uuid.NewString}))
+	e.Use(middleware.RequestIDWithConfig(middleware.RequestIDConfig{Generator: uuid.NewString, RequestIDHandler: checkRequestID}))
 	e.Use(a.observe)
 	e.Use(middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true, LogErrorFunc: a.logPanic}))
 	e.Use(middleware.ContextTimeoutWithConfig(middleware.ContextTimeoutConfig{
@@ -150,6 +152,16 @@ func (a *API) logPanic(c echo.Context, err error, stack []byte) error {
 	return errors.New("panic")
 }
 
+var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._:/+=-]{1,128}$`)
+
+// checkRequestID replaces a client's request id that could not stand in a log
+// line and a stored answer as it is.
+func checkRequestID(c echo.Context, id string) {
+	if !requestIDForm.MatchString(id) {
+		c.Response().Header().Set(echo.HeaderXRequestID, uuid.NewString())
+	}
+}
+
 func requestID(c echo.Context) string { return c.Response().Header().Get(echo.HeaderXRequestID) }
 
 // pathID is the id in the path. What is not a UUID is not the id of anything.
@@ -161,11 +173,15 @@ func pathID(c echo.Context, notFound error) (uuid.UUID, error) {
 	return id, nil
 }
 
-// stamp is the time and the trace of a request.
+var traceparentForm = regexp.MustCompile(`^00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}$`)
+
+// stamp is the time and the trace of a request. A trace or parent id of zeros is
+// none, by the W3C's word.
 func (a *API) stamp(c echo.Context) orders.Stamp {
 	stamp := orders.Stamp{At: a.now().UTC().Truncate(time.Microsecond)}
-	if parent := c.Request().Header.Get("traceparent"); traceparentForm.MatchString(parent) {
-		stamp.Traceparent = parent
+	parent := traceparentForm.FindStringSubmatch(c.Request().Header.Get("traceparent"))
+	if parent != nil && strings.Trim(parent[1], "0") != "" && strings.Trim(parent[2], "0") != "" {
+		stamp.Traceparent = parent[0]
 	}
 	return stamp
 }

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"regexp"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
@@ -20,8 +22,6 @@ import (
 )
 
 const headerReplayed = "Idempotency-Replayed"
-
-var traceparentForm = regexp.MustCompile(`^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$`)
 
 // once does a POST once for its key and answers it. work's writes, the claim of
 // the key and the answer are one transaction; the answer goes out after its
@@ -109,7 +109,7 @@ func encode(body any) ([]byte, error) {
 var errBody = failure.New(failure.Invalid, "body-invalid", "The body is not the JSON object that is asked for.")
 
 // decode reads a body strictly: one JSON object in UTF-8, with the members that
-// are known and no others. It returns the bytes too: they are what an
+// are known and no others, each once. It returns the bytes too: they are what an
 // idempotency key stands for.
 func decode(c echo.Context, into any) ([]byte, error) {
 	body, err := readBody(c)
@@ -130,7 +130,52 @@ func decode(c echo.Context, into any) ([]byte, error) {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return nil, errBody.Withf("Something follows the object.")
 	}
-	return body, nil
+	names := json.NewDecoder(bytes.NewReader(body))
+	names.UseNumber()
+	return body, checkNames(names, "", true)
+}
+
+var memberForm = regexp.MustCompile(`^[a-z_]+$`)
+
+// checkNames refuses what encoding/json lets pass: a member that is there twice,
+// of which it takes the last, and one in other letters than asked for (Amount).
+// The names in metadata are the customer's own.
+func checkNames(decoder *json.Decoder, path string, ours bool) error {
+	token, err := decoder.Token()
+	if err != nil {
+		return explainJSON(err)
+	}
+	switch token {
+	case json.Delim('['):
+		for i := 0; decoder.More(); i++ {
+			if err := checkNames(decoder, fmt.Sprintf("%s[%d]", path, i), ours); err != nil {
+				return err
+			}
+		}
+		_, err = decoder.Token()
+	case json.Delim('{'):
+		seen := make(map[string]bool)
+		for decoder.More() {
+			token, err := decoder.Token()
+			if err != nil {
+				return explainJSON(err)
+			}
+			name, _ := token.(string)
+			field := strings.TrimPrefix(path+"."+name, ".")
+			if ours && !memberForm.MatchString(name) {
+				return errBody.WithFields(failure.Field{Field: field, Detail: "is not a member that is known"})
+			}
+			if seen[name] {
+				return errBody.WithFields(failure.Field{Field: field, Detail: "must be there once"})
+			}
+			seen[name] = true
+			if err := checkNames(decoder, field, ours && field != "metadata"); err != nil {
+				return err
+			}
+		}
+		_, err = decoder.Token()
+	}
+	return err
 }
 
 func readBody(c echo.Context) ([]byte, error) {

@@ -7,9 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const oneBook = `{"customer_id":"c-42","customer_email":"a@example.com","currency":"EUR",` +
-	`"lines":[{"sku":"book","description":"A book","quantity":2,"unit_amount":1250,"tax_rate":"0.19"}],"metadata":{}}`
-
 // TestWalk takes one order from its creation to the last cent refunded.
 func TestWalk(t *testing.T) {
 	t.Parallel()

@@ -105,17 +105,18 @@ func (in *Inbox) settle(ctx context.Context, batch []*delivery) error {
 		crash.Point(crash.WorkerCommittedNotStored)
 		return nil
 	case errors.As(err, &refused):
-		if !markRefused(batch, refused) {
+		if !markRefused(result.fresh, refused) {
 			return fmt.Errorf("handler refused events that it was not given: %w", err)
 		}
 		return in.settle(ctx, batch)
 	case postgres.DataFault(err) && len(batch) > 1:
+		forgetRefusals(batch)
 		middle := len(batch) / 2
 		if err := in.settle(ctx, batch[:middle]); err != nil {
 			return err
 		}
 		return in.settle(ctx, batch[middle:])
-	case postgres.DataFault(err) && batch[0].fault == nil:
+	case postgres.DataFault(err) && batch[0].verdict() == nil:
 		batch[0].fault = &Fault{ClassData, err.Error()}
 		return in.settle(ctx, batch)
 	default:
@@ -123,7 +124,8 @@ func (in *Inbox) settle(ctx context.Context, batch []*delivery) error {
 	}
 }
 
-// applyTx is what one batch writes, in one transaction.
+// applyTx is what one batch writes, in one transaction. With the handler's error
+// it returns what the handler was given.
 func (in *Inbox) applyTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (outcome, error) {
 	sorted, err := in.sortOutTx(ctx, tx, batch)
 	if err != nil {
@@ -135,7 +137,7 @@ func (in *Inbox) applyTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (out
 			events[i] = d.event
 		}
 		if err := in.handler.Apply(ctx, tx, events); err != nil {
-			return outcome{}, err
+			return sorted, err
 		}
 	}
 	return sorted, in.storeDeadTx(ctx, tx, sorted.dead)
@@ -170,9 +172,9 @@ func (in *Inbox) sortOutTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (o
 		switch {
 		case d.skip:
 			result.skipped = append(result.skipped, d)
-		case d.fault != nil:
-			result.dead = append(result.dead, dead{d, *d.fault})
-			if d.fault.Class.parks() && d.event.AggregateID != uuid.Nil {
+		case d.verdict() != nil:
+			result.dead = append(result.dead, dead{d, *d.verdict()})
+			if d.verdict().Class.parks() && d.event.AggregateID != uuid.Nil {
 				blocked[d.event.AggregateID] = true
 			}
 		case first[d.event.ID] != nil:

@@ -64,7 +64,16 @@ type delivery struct {
 	event       event.Event
 	fingerprint []byte
 	skip        bool
-	fault       *Fault
+	fault       *Fault // what is wrong with it by itself
+	refusal     *Fault // why the handler refuses it, as long as what is before it stands
+}
+
+// verdict is why the record cannot be applied, or nil.
+func (d *delivery) verdict() *Fault {
+	if d.fault != nil {
+		return d.fault
+	}
+	return d.refusal
 }
 
 // furthestAhead is how far an id's time may be ahead of this process's clock.
@@ -112,17 +121,31 @@ func timeOf(id uuid.UUID) time.Time {
 	return time.UnixMilli(milliseconds).UTC()
 }
 
-// markRefused notes on each delivery why the handler refused it, and is false if
-// that changed nothing, since trying again would then change nothing either.
-func markRefused(batch []*delivery, refused Rejections) (changed bool) {
+// markRefused notes why the handler refused events that it was given: of an
+// aggregate the first, since the others then wait behind it. Another record with
+// the id of a refused event is judged by itself. It is false if it noted nothing:
+// trying again would change nothing either.
+func markRefused(given []*delivery, refused Rejections) (noted bool) {
 	faults := make(map[uuid.UUID]Fault, len(refused))
 	for _, rejection := range refused {
 		faults[rejection.EventID] = rejection.Fault
 	}
-	for _, d := range batch {
-		if fault, isRefused := faults[d.event.ID]; isRefused && d.fault == nil && !d.skip {
-			d.fault, changed = &fault, true
+	waits := make(map[uuid.UUID]bool)
+	for _, d := range given {
+		fault, isRefused := faults[d.event.ID]
+		if !isRefused || waits[d.event.AggregateID] {
+			continue
 		}
+		d.refusal, noted = &fault, true
+		waits[d.event.AggregateID] = fault.Class.parks()
 	}
-	return changed
+	return noted
+}
+
+// forgetRefusals makes the handler judge again: one of the events on which it
+// based a refusal may turn out to be a culprit itself.
+func forgetRefusals(batch []*delivery) {
+	for _, d := range batch {
+		d.refusal = nil
+	}
 }

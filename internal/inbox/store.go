@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/onceledger/onceledger/internal/db"
+	"github.com/onceledger/onceledger/internal/event"
 )
 
 // blockedTx finds which of a batch's aggregates have an open dead letter.
@@ -92,9 +95,9 @@ func (in *Inbox) fingerprintsTx(ctx context.Context, tx pgx.Tx, events []*delive
 func (in *Inbox) storeDeadTx(ctx context.Context, tx pgx.Tx, letters []dead) error {
 	for _, letter := range letters {
 		record, e := letter.record, letter.event
-		headers, err := json.Marshal(record.Headers)
+		headers, err := encodeHeaders(record.Headers)
 		if err != nil {
-			return fmt.Errorf("encode headers: %w", err)
+			return err
 		}
 		_, err = db.New().DeadLetterInsert(ctx, tx, db.DeadLetterInsertParams{
 			ID:               uuid.Must(uuid.NewV7()),
@@ -112,7 +115,7 @@ func (in *Inbox) storeDeadTx(ctx context.Context, tx pgx.Tx, letters []dead) err
 			RecordKey:        record.Key,
 			RecordValue:      record.Value,
 			RecordHeaders:    headers,
-			RecordTime:       record.Time,
+			RecordTime:       storableTime(record.Time),
 		})
 		if err != nil {
 			return fmt.Errorf("store dead letter: %w", err)
@@ -121,12 +124,40 @@ func (in *Inbox) storeDeadTx(ctx context.Context, tx pgx.Tx, letters []dead) err
 	return nil
 }
 
+// encodeHeaders keeps values byte for byte, and names as far as they are text.
+func encodeHeaders(headers []event.Header) ([]byte, error) {
+	named := slices.Clone(headers)
+	for i := range named {
+		named[i].Key = storable(named[i].Key)
+	}
+	encoded, err := json.Marshal(named)
+	if err != nil {
+		return nil, fmt.Errorf("encode headers: %w", err)
+	}
+	return encoded, nil
+}
+
 func nonZero[T comparable](value T) *T {
 	var zero T
 	if value == zero {
 		return nil
 	}
 	return &value
+}
+
+// lastTime is the last that JSON and Postgres both can hold.
+var lastTime = time.Date(9999, time.December, 31, 23, 59, 59, 999_999_000, time.UTC)
+
+// storableTime makes any time one that can be stored and read back: a record
+// with a time in a wrong unit must not keep its dead letter from being stored.
+func storableTime(t time.Time) time.Time {
+	switch {
+	case t.Year() < 1:
+		return time.Time{}
+	case t.After(lastTime):
+		return lastTime
+	}
+	return t
 }
 
 // storable makes any bytes a text that Postgres takes.

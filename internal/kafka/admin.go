@@ -117,15 +117,20 @@ func GroupLag(ctx context.Context, brokers, group, topic string) (committed, end
 		groups, err := admin.ListConsumerGroupOffsets(ctx,
 			[]kafka.ConsumerGroupTopicPartitions{{Group: group, Partitions: partitions}},
 			kafka.SetAdminRequireStableOffsets(true))
+		if fault, ok := errors.AsType[kafka.Error](err); ok && fault.Code() == kafka.ErrGroupIDNotFound {
+			err = nil // it has committed nothing yet
+		}
 		if err != nil {
 			return fmt.Errorf("read offsets of group %s: %w", group, err)
 		}
-		for _, at := range groups.ConsumerGroupsTopicPartitions[0].Partitions {
-			if at.Error != nil {
-				return fmt.Errorf("read offset of group %s in %s[%d]: %w", group, topic, at.Partition, at.Error)
-			}
-			if at.Offset >= 0 {
-				committed[at.Partition] = int64(at.Offset)
+		for _, group := range groups.ConsumerGroupsTopicPartitions {
+			for _, at := range group.Partitions {
+				if at.Error != nil {
+					return fmt.Errorf("read offset of group %s in %s[%d]: %w", group.Group, topic, at.Partition, at.Error)
+				}
+				if at.Offset >= 0 {
+					committed[at.Partition] = int64(at.Offset)
+				}
 			}
 		}
 

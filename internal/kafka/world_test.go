@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,7 +29,7 @@ const group = "billing"
 var errOutage = errors.New("the database is away")
 
 // patience is for what must happen; nothing waits so long when all is well.
-const patience = time.Minute
+const patience = 20 * time.Second
 
 // world is a broker with one topic, and the database that the members of one
 // group apply records to.
@@ -296,12 +298,34 @@ func (m *member) wait(t testing.TB) error {
 	}
 }
 
+func (m *member) stop(t testing.TB) error {
+	t.Helper()
+	m.cancel()
+	return m.wait(t)
+}
+
 func (m *member) waitReady(t testing.TB, wanted bool) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		ready, _ := m.Ready()
 		return ready == wanted
 	}, patience, 5*time.Millisecond)
+}
+
+// waitLog waits for words of the client library, which says some things nowhere
+// else.
+func (m *member) waitLog(t testing.TB, words string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return strings.Contains(m.log.String(), words) }, patience, 5*time.Millisecond)
+}
+
+// offsets tells records apart.
+func offsets(records []event.Record) []string {
+	var found []string
+	for _, record := range records {
+		found = append(found, fmt.Sprintf("%d@%d", record.Partition, record.Offset))
+	}
+	return found
 }
 
 // metric is the value of one of the member's metrics; kind is its only label,

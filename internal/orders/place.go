@@ -233,8 +233,9 @@ func metadataFault(metadata json.RawMessage) string {
 		return fmt.Sprintf("must have at most %d bytes", maxMetadata)
 	case json.Unmarshal(metadata, &object) != nil || object == nil:
 		return "must be a JSON object"
-	case event.HasZeroCharacter(metadata):
-		return `must not have a zero character (\u0000)`
+	}
+	if escape := event.UnstorableEscape(metadata); escape != "" {
+		return "must not have " + escape + " in a string"
 	}
 	return ""
 }

@@ -22,29 +22,7 @@ var ErrPayloadTooLarge = failure.New(failure.RuleViolated, "payload-too-large",
 // commits, and never otherwise. Events of one aggregate are published in the
 // order of their commits, so the caller holds the aggregate's row lock.
 func Append(ctx context.Context, tx pgx.Tx, e event.Event) error {
-	if err := checkSize(e); err != nil {
-		return err
-	}
-	var traceparent *string
-	if e.Traceparent != "" {
-		traceparent = &e.Traceparent
-	}
-	err := db.New().OutboxInsert(ctx, tx, db.OutboxInsertParams{
-		ID:               e.ID,
-		TenantID:         e.TenantID,
-		AggregateType:    e.AggregateType,
-		AggregateID:      e.AggregateID,
-		AggregateVersion: e.AggregateVersion,
-		EventType:        string(e.Type),
-		SchemaVersion:    e.SchemaVersion,
-		Payload:          e.Payload,
-		Traceparent:      traceparent,
-		OccurredAt:       e.OccurredAt,
-	})
-	if err != nil {
-		return fmt.Errorf("append %s to the outbox: %w", e.Type, err)
-	}
-	return nil
+	return AppendMany(ctx, tx, []event.Event{e})
 }
 
 // AppendMany is Append for many events, in their order, with one statement for
@@ -83,8 +61,9 @@ func appendRun(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 		OccurredAt:        events[0].OccurredAt,
 	}
 	for i, e := range events {
-		if err := checkSize(e); err != nil {
-			return err
+		if len(e.Payload) > event.MaxPayload {
+			return ErrPayloadTooLarge.Withf("%s of %s has %d bytes; %d are allowed.",
+				e.Type, e.AggregateID, len(e.Payload), event.MaxPayload)
 		}
 		params.Ids[i] = e.ID
 		params.TenantIds[i] = e.TenantID
@@ -96,14 +75,6 @@ func appendRun(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	}
 	if err := db.New().OutboxInsertMany(ctx, tx, params); err != nil {
 		return fmt.Errorf("append %d events to the outbox: %w", n, err)
-	}
-	return nil
-}
-
-func checkSize(e event.Event) error {
-	if len(e.Payload) > event.MaxPayload {
-		return ErrPayloadTooLarge.Withf("%s of %s has %d bytes; %d are allowed.",
-			e.Type, e.AggregateID, len(e.Payload), event.MaxPayload)
 	}
 	return nil
 }

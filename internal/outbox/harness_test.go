@@ -35,7 +35,11 @@ type bench struct {
 
 func setup(t *testing.T) *bench {
 	t.Helper()
-	database := pgtest.New(t)
+	return setupOn(t, pgtest.New(t))
+}
+
+func setupOn(t *testing.T, database *pgtest.Database) *bench {
+	t.Helper()
 	broker := kafkatest.New(t)
 	for _, topic := range []string{event.OrderEvents, event.BillingEvents} {
 		require.NoError(t, broker.CreateTopic(topic, 3, nil))
@@ -122,14 +126,27 @@ func (b *bench) waitFor(t *testing.T, state outbox.State) (detail string) {
 // their ids in the order of their first occurrence.
 func (b *bench) receive(t *testing.T, n int) []uuid.UUID {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
 	for len(b.firstOccurrences(t)) < n {
-		fetches := b.topic.PollFetches(ctx)
-		require.NoError(t, ctx.Err(), "%d of %d events have come", len(b.firstOccurrences(t)), n)
-		fetches.EachRecord(func(record *kgo.Record) { b.records = append(b.records, *record) })
+		b.poll(t)
 	}
 	return b.firstOccurrences(t)
+}
+
+// poll waits for records.
+func (b *bench) poll(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	fetches := b.topic.PollFetches(ctx)
+	require.NoError(t, ctx.Err(), "no more than %d records have come", len(b.records))
+	fetches.EachRecord(func(record *kgo.Record) { b.records = append(b.records, *record) })
+}
+
+// status is what relay_status shows.
+func (b *bench) status(t *testing.T) (state string) {
+	t.Helper()
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT state FROM relay_status WHERE slot_name = $1", b.slot).Scan(&state))
+	return state
 }
 
 // decode reads the records that were received, in order.
@@ -243,4 +260,3 @@ func (b *bench) counts(t *testing.T) map[uuid.UUID]int {
 	}
 	return counts
 }
-

@@ -29,6 +29,8 @@ type progress struct {
 	tail  uint64   // the number of the next event
 	bytes int      // what the events from head on weigh
 
+	waiting bool // for the window to be half free
+
 	ends          []end // of transactions that are not wholly delivered, in order
 	inTransaction bool
 	confirmable   pglogrepl.LSN
@@ -67,7 +69,7 @@ func (p *progress) begin() {
 	p.inTransaction = true
 }
 
-// event takes in the next event and numbers it. The window must not be full.
+// event takes in the next event and numbers it. There must be room: see crowded.
 func (p *progress) event(size int, committed time.Time) uint64 {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -87,16 +89,16 @@ func (p *progress) commit(lsn pglogrepl.LSN) {
 	p.advance()
 }
 
-// delivered says that the broker has an event, and reports whether half of the
-// window is free: when it was full, it is worth going on.
-func (p *progress) delivered(seq uint64) (roomy bool) {
+// delivered says that the broker has an event. It reports whether that is worth
+// waking up for: nothing is in flight any more, or a crowd has thinned out.
+func (p *progress) delivered(seq uint64) bool {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if p.head <= seq && seq < p.tail {
 		p.at(seq).delivered = true
 		p.advance()
 	}
-	return p.halfFree()
+	return p.inFlight() == 0 || p.waiting && p.halfFree()
 }
 
 // keepalive says that Postgres has sent everything before lsn.
@@ -125,18 +127,14 @@ func (p *progress) advance() {
 
 func (p *progress) at(seq uint64) *flight { return &p.ring[seq%uint64(len(p.ring))] }
 
-// full reports that no event may be taken in for now. One is always let in,
-// however large.
-func (p *progress) full() bool {
+// crowded reports that no event may be taken in: the window is full, or was and
+// is not half free again. One event is always let in, however large.
+func (p *progress) crowded() bool {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	return p.inFlight() >= p.window.events || (p.inFlight() > 0 && p.bytes >= p.window.bytes)
-}
-
-func (p *progress) roomy() bool {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	return p.halfFree()
+	full := p.inFlight() >= p.window.events || p.inFlight() > 0 && p.bytes >= p.window.bytes
+	p.waiting = full || p.waiting && !p.halfFree()
+	return p.waiting
 }
 
 func (p *progress) halfFree() bool {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -133,6 +134,7 @@ func (r *Relay) Run(ctx context.Context) error {
 			r.setState(ctx, nil, StateStopped, "")
 			return nil
 		case isSetupError(err):
+			r.setState(ctx, nil, StateStuck, err.Error())
 			return fmt.Errorf("relay: %w", err)
 		case postgres.Code(err) == "55006": // the slot is in use
 			r.setState(ctx, nil, StateStandby, err.Error())
@@ -185,7 +187,6 @@ func (r *Relay) session(ctx context.Context) (moved bool, err error) {
 		case ctx.Err() != nil:
 			r.setState(ctx, pool, StateStopped, "")
 		case refused(err) || isSetupError(err):
-			r.config.Log.Error("relay: stuck", "error", err)
 			r.setState(ctx, pool, StateStuck, err.Error())
 		}
 	}()
@@ -193,21 +194,21 @@ func (r *Relay) session(ctx context.Context) (moved bool, err error) {
 	if r.state() != StateStuck {
 		r.setState(ctx, pool, StateStarting, "")
 	}
-	source, err := openSource(ctx, r.config, conn, pool)
+	source, mark, err := openSource(ctx, r.config, conn, pool)
 	if err != nil {
 		return false, err
 	}
 	defer source.close(ctx)
 	if source.gap != nil {
-		r.config.Log.Warn("relay: the slot is new, sending what it will not bring", "reason", source.gap.reason, "since_xid", source.gap.since)
-		r.metrics.gaps.Inc()
+		r.announce(source.gap)
 	}
 
 	s := &session{
 		relay:    r,
 		pool:     pool,
 		source:   source,
-		progress: newProgress(window{r.config.WindowEvents, r.config.WindowBytes}, source.mark.position.Lsn),
+		mark:     mark,
+		progress: newProgress(window{r.config.WindowEvents, r.config.WindowBytes}, mark.position.Lsn),
 		signal:   make(chan struct{}, 1),
 	}
 	if s.publisher, err = r.config.NewPublisher(s); err != nil {
@@ -222,6 +223,17 @@ func (r *Relay) session(ctx context.Context) (moved bool, err error) {
 	return s.moved, err
 }
 
+// announce says what comes from the table, and when it has been read.
+func (r *Relay) announce(gap *gap) {
+	r.metrics.gaps.Inc()
+	r.config.Log.Warn("relay: the slot is new, sending what it will not bring from the table",
+		"reason", gap.reason, "since_xid", gap.since)
+	gap.done = func(events int) {
+		r.metrics.resent.Add(float64(events))
+		r.config.Log.Warn("relay: the table is read, going on with the log", "events", events)
+	}
+}
+
 // waitForTurn returns when no other relay of this slot is active.
 func (r *Relay) waitForTurn(ctx context.Context, conn *pgconn.PgConn) error {
 	for {
@@ -234,9 +246,16 @@ func (r *Relay) waitForTurn(ctx context.Context, conn *pgconn.PgConn) error {
 	}
 }
 
+// closeConn gives slot and lock back, and waits a little until Postgres has
+// them: the next relay need not try twice.
 func closeConn(ctx context.Context, conn *pgconn.PgConn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
+	_ = conn.Conn().SetReadDeadline(time.Time{})
+	conn.Frontend().Send(&pgproto3.Terminate{})
+	for err := conn.Frontend().Flush(); err == nil; {
+		_, err = conn.ReceiveMessage(ctx)
+	}
 	_ = conn.Close(ctx)
 }
 
@@ -267,7 +286,11 @@ func (r *Relay) setState(ctx context.Context, pool *pgxpool.Pool, state State, d
 	r.mutex.Unlock()
 	r.metrics.setState(state)
 	if changed {
-		r.config.Log.Info("relay: "+string(state), "detail", detail)
+		level := slog.LevelInfo
+		if state == StateStuck {
+			level = slog.LevelError
+		}
+		r.config.Log.Log(ctx, level, "relay: "+string(state), "detail", detail)
 	}
 	if pool == nil {
 		return

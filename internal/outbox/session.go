@@ -3,11 +3,12 @@ package outbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceledger/onceledger/internal/crash"
@@ -27,72 +28,103 @@ import (
 type session struct {
 	relay     *Relay
 	pool      *pgxpool.Pool
-	source    source
+	source    *source
+	mark      mark
 	progress  *progress
 	publisher Publisher
-	moved     bool   // the confirmed position, in this session
+	committed time.Time // of the transaction that is being read
+	moved     bool      // the confirmed position, in this session
+	serverEnd pglogrepl.LSN
+	silent    int    // ticks since Postgres last said something
 	counted   uint64 // events that are in the metrics
 
-	// What the publisher's goroutines and ctx have to say.
-	news    atomic.Bool
+	// What the publisher has to say, from goroutines of its own.
 	signal  chan struct{}
 	mutex   sync.Mutex
 	failure error
 	away    error // no broker answers
 }
 
+// tick is how often the position is confirmed while it moves.
+const tick = time.Second
+
+// storeTimeout is below wal_sender_timeout: a database that hangs ends the
+// session by this error and not by a broken connection.
+const storeTimeout = 3 * time.Second
+
+// A server that was silent for askAfter ticks is asked for a sign of life, and
+// taken for gone after goneAfter.
+const askAfter, goneAfter = 3, 15
+
 // errStop ends a session in order.
 var errStop = errors.New("the relay is to stop")
 
 // run reads, publishes and confirms until ctx is done or something fails.
 func (s *session) run(ctx context.Context) error {
-	defer context.AfterFunc(ctx, s.wake)()
+	reading, stopReading := context.WithCancel(ctx)
+	messages := make(chan logMessage, 32)
+	var readErr error
+	go func() {
+		defer close(messages)
+		readErr = s.source.read(reading, messages)
+	}()
+	defer func() {
+		stopReading()
+		for range messages { // until it is closed
+		}
+	}()
 
-	if err := s.confirm(ctx, false); err != nil { // the first tick
-		return err
-	}
-	if s.source.gap != nil {
-		if err := s.publishGap(ctx, s.source.gap); err != nil {
-			return err
-		}
-	}
-	var committed time.Time // of the transaction that is being read
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
 	for {
-		if err := s.check(ctx); err != nil {
-			return err
+		next := messages
+		if s.progress.crowded() {
+			next = nil // Postgres waits until the broker has caught up
 		}
-		message, err := s.source.stream.next(ctx)
-		if err != nil {
-			return err
-		}
-		switch message.kind {
-		case kindBegin:
-			committed = message.committed
-			s.progress.begin()
-		case kindInsert:
-			if err := s.publish(ctx, message.event, committed); err != nil {
-				return err
+		var err error
+		select {
+		case message, more := <-next:
+			if !more {
+				return readErr
 			}
-		case kindCommit:
-			s.progress.commit(message.lsn)
-		case kindKeepalive:
-			s.progress.keepalive(message.lsn)
+			err = s.handle(ctx, message)
+		case <-ticker.C:
+			err = s.tick(ctx, next != nil)
+		case <-s.signal:
+			err = s.heed(ctx)
+		case <-ctx.Done():
+			err = errStop
 		}
-		if err := s.confirmWhenDue(ctx, message.asked); err != nil {
+		if err != nil {
 			return err
 		}
 	}
 }
 
-// publish gives an event to the publisher, waiting while the window is full.
-func (s *session) publish(ctx context.Context, e event.Event, committed time.Time) error {
-	for wait := s.progress.full(); wait; wait = !s.progress.roomy() {
-		if err := s.pause(ctx); err != nil {
-			return err
+// handle takes in a message of the log.
+func (s *session) handle(ctx context.Context, message logMessage) error {
+	s.silent = 0
+	s.serverEnd = max(s.serverEnd, message.serverEnd)
+	switch message.kind {
+	case kindBegin:
+		s.committed = message.committed
+		s.progress.begin()
+	case kindInsert:
+		return s.publish(message.event)
+	case kindCommit:
+		s.progress.commit(message.lsn)
+	case kindKeepalive:
+		s.progress.keepalive(message.lsn)
+		if message.asked {
+			return s.confirm(ctx, true)
 		}
 	}
+	return nil
+}
+
+func (s *session) publish(e event.Event) error {
 	crash.Point(crash.RelayDecodedNotProduced)
-	seq := s.progress.event(len(e.Payload), committed)
+	seq := s.progress.event(len(e.Payload), s.committed)
 	if err := s.publisher.Publish(e.Record(), seq); err != nil {
 		return err
 	}
@@ -100,70 +132,26 @@ func (s *session) publish(ctx context.Context, e event.Event, committed time.Tim
 	return nil
 }
 
-// publishGap sends what the slot will not bring, as if it were one transaction
-// that ends where the slot begins.
-func (s *session) publishGap(ctx context.Context, gap *gap) error {
-	ctx, cancel := context.WithCancel(ctx)
-	pages := make(chan []event.Event)
-	result := make(chan error, 1)
-	go func() { result <- gap.read(ctx, pages) }()
-
-	s.progress.begin()
-	sent, err := s.publishPages(ctx, pages)
-	cancel()
-	for range pages { // until the reader is done
-	}
-	if err = errors.Join(err, <-result); err != nil {
-		return err
-	}
-	s.progress.commit(gap.end)
-	s.relay.config.Log.Warn("relay: sent what the slot will not bring", "reason", gap.reason, "events", sent)
-	s.relay.metrics.resent.Add(float64(sent))
-	return nil
-}
-
-func (s *session) publishPages(ctx context.Context, pages <-chan []event.Event) (sent int, err error) {
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
-	for {
-		select {
-		case page, more := <-pages:
-			if !more {
-				return sent, nil
-			}
-			for _, e := range page {
-				if err := s.publish(ctx, e, e.OccurredAt); err != nil {
-					return sent, err
-				}
-			}
-			sent += len(page)
-		case <-ticker.C: // the query may take long: Postgres is to see that we live
-		case <-s.signal:
-		}
-		if err := errors.Join(s.confirmWhenDue(ctx, false), s.check(ctx)); err != nil {
-			return sent, err
+// tick confirms, and watches whether the server is still there if it has had a
+// chance to speak.
+func (s *session) tick(ctx context.Context, listening bool) error {
+	if listening {
+		if s.silent++; s.silent >= goneAfter {
+			return fmt.Errorf("Postgres has been silent for %s", goneAfter*tick)
 		}
 	}
-}
-
-// confirmWhenDue does so once in a tick, or at once when the server asks.
-func (s *session) confirmWhenDue(ctx context.Context, asked bool) error {
-	if !asked && !s.source.stream.due() {
-		return nil
-	}
-	return s.confirm(ctx, asked)
+	return s.confirm(ctx, false)
 }
 
 // confirm lets Postgres forget what is delivered: first the relay's own record,
-// then the slot.
+// then the slot. asked is set when the server wants to hear of it now.
 func (s *session) confirm(ctx context.Context, asked bool) error {
 	now := s.progress.summary()
-	mark := &s.source.mark
-	if mark.due(now, asked) {
+	if s.mark.due(now, asked) {
 		crash.Point(crash.RelayAckedNotConfirmed)
 		storing, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 		defer cancel()
-		if err := mark.store(storing, s.pool, now); err != nil {
+		if err := s.mark.store(storing, s.pool, now); err != nil {
 			return err
 		}
 		s.moved = true
@@ -172,7 +160,7 @@ func (s *session) confirm(ctx context.Context, asked bool) error {
 		}
 	}
 	s.observe(now)
-	return s.source.stream.confirm(ctx, mark.position.Lsn)
+	return s.source.confirm(ctx, s.mark.position.Lsn, s.silent >= askAfter)
 }
 
 func (s *session) observe(now summary) {
@@ -180,41 +168,16 @@ func (s *session) observe(now summary) {
 	metrics.published.Add(float64(now.delivered - s.counted))
 	s.counted = now.delivered
 	metrics.inFlight.Set(float64(now.inFlight))
-	metrics.lag.Set(float64(max(s.source.stream.serverEnd, now.confirmable) - s.source.mark.position.Lsn))
+	metrics.lag.Set(float64(max(s.serverEnd, now.confirmable) - s.mark.position.Lsn))
 	metrics.oldest.Set(0)
 	if now.inFlight > 0 {
 		metrics.oldest.Set(float64(now.oldest.UnixMilli()) / 1000)
 	}
 }
 
-// storeTimeout is below wal_sender_timeout: a database that hangs ends the
-// session by this error and not by a broken connection.
-const storeTimeout = 3 * time.Second
-
-// pause waits for news or the next tick.
-func (s *session) pause(ctx context.Context) error {
-	select {
-	case <-s.signal:
-	case <-time.After(time.Until(s.source.stream.deadline)):
-	}
-	return errors.Join(s.confirmWhenDue(ctx, false), s.check(ctx))
-}
-
-// check acts on news. It is called for each message, so no news is quick.
-func (s *session) check(ctx context.Context) error {
-	if !s.news.Load() {
-		return nil
-	}
-	s.news.Store(false)
-	if err := s.source.stream.arm(); err != nil { // before looking: what comes now wakes again
-		return err
-	}
-	if ctx.Err() != nil {
-		return errStop
-	}
-	s.mutex.Lock()
-	failure, away := s.failure, s.away
-	s.mutex.Unlock()
+// heed acts on what the publisher has said.
+func (s *session) heed(ctx context.Context) error {
+	failure, away := s.trouble()
 	switch {
 	case failure != nil:
 		return failure
@@ -226,26 +189,18 @@ func (s *session) check(ctx context.Context) error {
 	return nil
 }
 
-// wake makes whatever waits look at the news.
-func (s *session) wake() {
-	s.news.Store(true)
-	s.nudge()
-	s.source.stream.wake()
-}
-
-func (s *session) nudge() {
-	select {
-	case s.signal <- struct{}{}:
-	default:
-	}
+func (s *session) trouble() (failure, away error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.failure, s.away
 }
 
 // Delivered is called by the publisher when the broker has an event, or will
 // not get it.
 func (s *session) Delivered(seq uint64, err error) {
 	if err == nil {
-		if roomy := s.progress.delivered(seq); roomy {
-			s.nudge()
+		if worthwhile := s.progress.delivered(seq); worthwhile {
+			s.wake()
 		}
 		return
 	}
@@ -267,21 +222,26 @@ func (s *session) Reachable(err error) {
 	s.wake()
 }
 
-// finish confirms what got through. After an order to stop it waits a little
-// for what is still in flight.
+func (s *session) wake() {
+	select {
+	case s.signal <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+// finish confirms what got through. After an order to stop it waits for what is
+// still in flight, within StopTimeout.
 func (s *session) finish(ctx context.Context, stopping bool) {
 	ctx = context.WithoutCancel(ctx)
 	deadline := time.After(s.relay.config.StopTimeout)
 	for waiting := stopping; waiting && s.progress.summary().inFlight > 0; {
-		s.mutex.Lock()
-		hopeless := s.failure != nil || s.away != nil
-		s.mutex.Unlock()
+		failure, away := s.trouble()
+		waiting = failure == nil && away == nil
 		select {
 		case <-s.signal:
 		case <-deadline:
-			hopeless = true
+			waiting = false
 		}
-		waiting = !hopeless
 	}
 	if err := s.confirm(ctx, true); err != nil {
 		s.relay.config.Log.Info("relay: could not confirm at the end, some events will be sent twice", "error", err)

@@ -11,25 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceledger/onceledger/internal/db"
-	"github.com/onceledger/onceledger/internal/event"
 )
-
-// source is an open slot, streaming, and what it alone will not bring.
-type source struct {
-	stream *stream
-	mark   mark
-	gap    *gap // nil: the slot goes on where the relay left off
-}
-
-// gap is a set of events that the slot will not bring, or may not bring: rows
-// of transactions from since on. They are read from the outbox as of the very
-// point at which the slot begins, so that none is between the two.
-type gap struct {
-	reason string
-	since  uint64
-	tx     pgx.Tx
-	end    pglogrepl.LSN // where the slot begins
-}
 
 // takeTurn makes this the one active relay of its slot, or reports that there
 // is another. The lock and the slot belong to the same connection, so whoever
@@ -62,52 +44,54 @@ func connectForReplication(ctx context.Context, url string) (*pgconn.PgConn, err
 }
 
 // openSource begins to stream. Where the slot is missing, lost or not the one
-// that the relay left off at, it makes a new one and says which rows are to be
-// sent besides.
-func openSource(ctx context.Context, config Config, conn *pgconn.PgConn, pool *pgxpool.Pool) (source, error) {
+// that the relay left off at, it makes a new one, and the rows that this one
+// will not bring come first.
+func openSource(ctx context.Context, config Config, conn *pgconn.PgConn, pool *pgxpool.Pool) (*source, mark, error) {
 	system, err := pglogrepl.IdentifySystem(ctx, conn)
 	if err != nil {
-		return source{}, fmt.Errorf("identify the server: %w", err)
+		return nil, mark{}, fmt.Errorf("identify the server: %w", err)
 	}
 	setup, err := db.New().RelaySetup(ctx, pool, config.Publication, config.Slot)
 	if err != nil {
-		return source{}, fmt.Errorf("look up publication and slot: %w", err)
+		return nil, mark{}, fmt.Errorf("look up publication and slot: %w", err)
 	}
 	if err := checkSetup(config, setup); err != nil {
-		return source{}, err
+		return nil, mark{}, err
 	}
 	position, err := db.New().RelayPositionGet(ctx, pool, config.Slot)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return source{}, fmt.Errorf("read the relay's position: %w", err)
+		return nil, mark{}, fmt.Errorf("read the relay's record: %w", err)
 	}
 
-	opened := source{
-		stream: &stream{conn: conn, relations: make(map[uint32][]string)},
-		mark: mark{position: db.RelayPositionStoreParams{
-			SlotName:       config.Slot,
-			SystemID:       system.SystemID,
-			Timeline:       system.Timeline,
-			PublicationOid: setup.PublicationOid,
-			Lsn:            position.Lsn,
-			SnapshotXmin:   position.SnapshotXmin,
-		}},
-		gap: findGap(system, setup, position),
+	m := mark{position: db.RelayPositionStoreParams{
+		SlotName:       config.Slot,
+		SystemID:       system.SystemID,
+		Timeline:       system.Timeline,
+		PublicationOid: setup.PublicationOid,
+		Lsn:            position.Lsn,
+		SnapshotXmin:   position.SnapshotXmin,
+	}}
+	s := &source{
+		conn:    conn,
+		decoder: decoder{relations: make(map[uint32][]string)},
+		gap:     findGap(system, setup, position),
 	}
-	if opened.gap != nil {
-		if err := opened.makeSlot(ctx, conn, pool, setup.SlotExists); err != nil {
-			return source{}, err
+	if s.gap != nil {
+		if err := s.makeSlot(ctx, pool, &m, setup.SlotExists); err != nil {
+			s.close(ctx)
+			return nil, mark{}, err
 		}
 	}
 	// From 0/0 is from what is confirmed. Never from a position of our own:
 	// Postgres would leave out what is before it.
 	err = pglogrepl.StartReplication(ctx, conn, config.Slot, 0, pglogrepl.StartReplicationOptions{
-		PluginArgs: []string{"proto_version '1'", fmt.Sprintf(`publication_names '"%s"'`, config.Publication)},
+		PluginArgs: []string{"proto_version '1'", "publication_names '" + config.Publication + "'"},
 	})
 	if err != nil {
-		opened.close(ctx)
-		return source{}, fmt.Errorf("start replication: %w", err)
+		s.close(ctx)
+		return nil, mark{}, fmt.Errorf("start replication: %w", err)
 	}
-	return opened, nil
+	return s, m, nil
 }
 
 // close ends the gap's transaction, if it is still open.
@@ -117,15 +101,17 @@ func (s *source) close(ctx context.Context) {
 	}
 }
 
+const makePublication = "CREATE PUBLICATION " + DefaultPublication + " FOR TABLE outbox_events " +
+	"WITH (publish = 'insert', publish_via_partition_root = true)"
+
 func checkSetup(config Config, setup db.RelaySetupRow) error {
 	switch {
 	case setup.WalLevel != "logical":
 		return setupErrorf("wal_level is %s: set it to logical and restart Postgres", setup.WalLevel)
 	case setup.PublicationOid == 0:
-		return setupErrorf("there is no publication %s: run the migrations", config.Publication)
+		return setupErrorf("there is no publication %s: run the migrations, or make it again with %s", config.Publication, makePublication)
 	case !setup.PublicationFits:
-		return setupErrorf("publication %s must be FOR TABLE outbox_events, all rows and columns, "+
-			"WITH (publish = 'insert', publish_via_partition_root = true): drop it and run the migrations", config.Publication)
+		return setupErrorf("publication %s is not what the relay needs: drop it and make it with %s", config.Publication, makePublication)
 	case setup.SlotExists && !setup.SlotFits:
 		return setupErrorf("slot %s is not a pgoutput slot of this database: drop it, or give the relay another name", config.Slot)
 	}
@@ -159,20 +145,21 @@ func findGap(system pglogrepl.IdentifySystemResult, setup db.RelaySetupRow, posi
 
 // makeSlot makes the slot and takes hold of the snapshot that goes with it.
 // Until the relay's record is stored for it, each start finds the gap again.
-func (s *source) makeSlot(ctx context.Context, conn *pgconn.PgConn, pool *pgxpool.Pool, replace bool) error {
-	slot := s.mark.position.SlotName
+func (s *source) makeSlot(ctx context.Context, pool *pgxpool.Pool, m *mark, replace bool) error {
+	slot := m.position.SlotName
 	if s.gap.since == 0 {
 		if err := db.New().RelayPositionForget(ctx, pool, slot); err != nil {
-			return fmt.Errorf("forget the relay's position: %w", err)
+			return fmt.Errorf("forget the relay's record: %w", err)
 		}
 	}
 	if replace {
-		err := pglogrepl.DropReplicationSlot(ctx, conn, slot, pglogrepl.DropReplicationSlotOptions{})
+		err := pglogrepl.DropReplicationSlot(ctx, s.conn, slot, pglogrepl.DropReplicationSlotOptions{})
 		if err != nil {
 			return fmt.Errorf("drop the slot: %w", err)
 		}
 	}
-	created, err := pglogrepl.CreateReplicationSlot(ctx, conn, slot, "pgoutput",
+	// This waits for the transactions that are open now.
+	created, err := pglogrepl.CreateReplicationSlot(ctx, s.conn, slot, "pgoutput",
 		pglogrepl.CreateReplicationSlotOptions{SnapshotAction: "EXPORT_SNAPSHOT"})
 	if err != nil {
 		return fmt.Errorf("make the slot: %w", err)
@@ -180,75 +167,18 @@ func (s *source) makeSlot(ctx context.Context, conn *pgconn.PgConn, pool *pgxpoo
 	if s.gap.end, err = pglogrepl.ParseLSN(created.ConsistentPoint); err != nil {
 		return fmt.Errorf("make the slot: %w", err)
 	}
-
-	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	s.gap.tx, err = pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	s.gap.tx = tx
-	if _, err := tx.Exec(ctx, "SET TRANSACTION SNAPSHOT '"+created.SnapshotName+"'"); err != nil {
-		s.close(ctx)
+	if _, err := s.gap.tx.Exec(ctx, "SET TRANSACTION SNAPSHOT '"+created.SnapshotName+"'"); err != nil {
 		return fmt.Errorf("take the slot's snapshot: %w", err)
 	}
-	xmin, err := db.New().SnapshotXmin(ctx, tx)
+	xmin, err := db.New().SnapshotXmin(ctx, s.gap.tx)
 	if err != nil {
-		s.close(ctx)
 		return fmt.Errorf("read the slot's snapshot: %w", err)
 	}
-	s.mark.position.Lsn = 0
-	s.mark.next = milestone{xmin: xmin, lsn: s.gap.end}
+	m.position.Lsn = 0
+	m.next = milestone{xmin: xmin, lsn: s.gap.end}
 	return nil
-}
-
-// pageSize times event.MaxPayload bounds the memory of a page.
-const pageSize = 100
-
-// read gives out the rows of the gap, by aggregate and version, and closes
-// pages. Idle for ten seconds with the broker away, its transaction ends, and
-// the relay starts over: no snapshot is held for the length of an outage.
-func (g *gap) read(ctx context.Context, pages chan<- []event.Event) error {
-	defer close(pages)
-	var last event.Event
-	for {
-		rows, err := db.New().OutboxListSince(ctx, g.tx, db.OutboxListSinceParams{
-			SinceXmin:        g.since,
-			TenantID:         last.TenantID,
-			AggregateID:      last.AggregateID,
-			AggregateType:    last.AggregateType,
-			AggregateVersion: last.AggregateVersion,
-			ID:               last.ID,
-			PageSize:         pageSize,
-		})
-		if err != nil || len(rows) == 0 {
-			return errors.Join(err, g.tx.Rollback(context.WithoutCancel(ctx)))
-		}
-		page := make([]event.Event, len(rows))
-		for i, row := range rows {
-			page[i] = fromRow(row)
-		}
-		select {
-		case pages <- page:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		last = page[len(page)-1]
-	}
-}
-
-func fromRow(row db.OutboxListSinceRow) event.Event {
-	e := event.Event{
-		ID:               row.ID,
-		TenantID:         row.TenantID,
-		AggregateType:    row.AggregateType,
-		AggregateID:      row.AggregateID,
-		AggregateVersion: row.AggregateVersion,
-		Type:             event.Type(row.EventType),
-		SchemaVersion:    row.SchemaVersion,
-		OccurredAt:       row.OccurredAt,
-		Payload:          row.Payload,
-	}
-	if row.Traceparent != nil {
-		e.Traceparent = *row.Traceparent
-	}
-	return e
 }

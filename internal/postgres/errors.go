@@ -55,6 +55,9 @@ func Unavailable(err error) bool {
 	if MissingPartition(err) || LostToAnother(err) {
 		return true
 	}
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		return true // whatever the server said, be it of a password that is just being changed
+	}
 	code := Code(err)
 	switch {
 	case code == "":
@@ -68,9 +71,6 @@ func Unavailable(err error) bool {
 }
 
 func connectionFault(err error) bool {
-	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
-		return true
-	}
 	if _, ok := errors.AsType[net.Error](err); ok {
 		return true
 	}

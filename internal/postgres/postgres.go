@@ -24,12 +24,15 @@ type Options struct {
 	LockTimeout        time.Duration // waiting for one lock; 0 is only the transaction's limit
 }
 
+var errAddress = errors.New("read database address: it is not of the form " +
+	"postgres://user:password@host:5432/name?option=value with special characters of the password percent-encoded")
+
 // Open makes a pool and asks the server once, so that a wrong address or
 // password is an error now and not at the first request.
 func Open(ctx context.Context, url string, options Options) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, fmt.Errorf("read database address: %w", err)
+		return nil, errAddress // err quotes the address, and of a malformed one the password too
 	}
 	if options.MaxConns > 0 {
 		config.MaxConns = options.MaxConns

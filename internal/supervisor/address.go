@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/onceledger/onceledger/internal/devstack"
 )
@@ -21,32 +22,42 @@ import (
 // was killed just now.
 const portHeldTimeout = 3 * time.Second
 
-// listenAddr makes sure that the API will be able to listen on addr, and puts
-// a free port in the place of port 0.
-func listenAddr(ctx context.Context, addr string) (string, error) {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return "", fmt.Errorf("ONCELEDGER_ADDR is %q, want host:port: %w", addr, err)
+// checkAddr makes sure that the API will be able to listen on addr.
+func checkAddr(ctx context.Context, addr string) error {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return fmt.Errorf("ONCELEDGER_ADDR is %q, want host:port: %w", addr, err)
 	}
 	deadline := time.Now().Add(portHeldTimeout)
 	for {
 		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 		if err == nil {
-			port := listener.Addr().(*net.TCPAddr).Port
-			return net.JoinHostPort(host, strconv.Itoa(port)), listener.Close()
+			return listener.Close()
 		}
 		if !errors.Is(err, syscall.EADDRINUSE) {
-			return "", fmt.Errorf("ONCELEDGER_ADDR is %s: %w", addr, err)
+			return fmt.Errorf("ONCELEDGER_ADDR is %s: %w", addr, err)
 		}
 		if time.Now().After(deadline) {
-			return "", fmt.Errorf("another program listens on %s: set ONCELEDGER_ADDR to another address (127.0.0.1:0 picks a free port)", addr)
+			return fmt.Errorf("another program listens on %s: set ONCELEDGER_ADDR to another address (127.0.0.1:0 picks a free port)", addr)
 		}
 		select {
 		case <-ctx.Done():
-			return "", ctx.Err()
+			return ctx.Err()
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+}
+
+// withPort puts a free port in the place of port 0.
+func withPort(ctx context.Context, addr string) (string, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil || port != "0" {
+		return addr, err
+	}
+	free, err := devstack.FreePort(ctx)
+	if err != nil {
+		return "", err
+	}
+	return net.JoinHostPort(host, strconv.Itoa(free)), nil
 }
 
 // rememberedAddr is 127.0.0.1 with the port written in file, or with a free one
@@ -133,7 +144,17 @@ onceledger is ready at %[1]s
 Make an order, pay it, and see what became of it (paste into another terminal):
 
   ORDER=$(curl -s %[1]s/v1/orders -H "Authorization: Bearer $(cat %[2]s)" -H "Idempotency-Key: $(date +%%s%%N)" -H 'Content-Type: application/json' -d '{"customer_id":"c-42","customer_email":"a@example.com","currency":"EUR","lines":[{"sku":"book","description":"A book","quantity":2,"unit_amount":1250,"tax_rate":"0.19"}]}' | grep -o '"id":"[^"]*"' | head -n 1 | cut -d '"' -f 4); echo "$ORDER"
-  curl -s %[1]s/v1/orders/$ORDER/pay -H "Authorization: Bearer $(cat %[2]s)" -H "Idempotency-Key: $(date +%%s%%N)" -H 'Content-Type: application/json' -d "{\"payment_reference\":\"pi-$ORDER\"}"
-  curl -s %[1]s/v1/orders/$ORDER/receipt -H "Authorization: Bearer $(cat %[2]s)"
-`, url, keyFile, filepath.Join(home, "logs"), home)
+  curl -s %[1]s/v1/orders/$ORDER/pay -H "Authorization: Bearer $(cat %[2]s)" -H "Idempotency-Key: $(date +%%s%%N)" -H 'Content-Type: application/json' -d "{\"payment_reference\":\"pi-$ORDER\"}"; echo
+  curl -s %[1]s/v1/orders/$ORDER/receipt -H "Authorization: Bearer $(cat %[2]s)"; echo
+`, url, shellQuoted(keyFile), filepath.Join(home, "logs"), home)
+}
+
+// shellQuoted leaves an ordinary path as it is.
+func shellQuoted(path string) string {
+	if !strings.ContainsFunc(path, func(r rune) bool {
+		return !strings.ContainsRune("/._-+@", r) && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+	}) {
+		return path
+	}
+	return "'" + strings.ReplaceAll(path, "'", `'\''`) + "'"
 }

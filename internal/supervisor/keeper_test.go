@@ -119,3 +119,15 @@ func TestBaseURL(t *testing.T) {
 		require.Equal(t, want, baseURL(addr))
 	}
 }
+
+func TestShellQuoted(t *testing.T) {
+	t.Parallel()
+
+	for path, want := range map[string]string{
+		"/work/a-b/.onceledger/api-key": "/work/a-b/.onceledger/api-key",
+		"/my work/key":                  "'/my work/key'",
+		"/it's/$(key)":                  `'/it'\''s/$(key)'`,
+	} {
+		require.Equal(t, want, shellQuoted(path))
+	}
+}

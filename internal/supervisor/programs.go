@@ -18,25 +18,25 @@ import (
 // keepProgram keeps one of the service's programs running. It is killed when
 // the supervisor dies: it is made to survive that.
 func (s *supervisor) keepProgram(ctx context.Context, name string, stopTimeout time.Duration, environ ...string) {
-	s.keepCommand(ctx, name, stopTimeout, syscall.SIGKILL, func() *exec.Cmd {
-		cmd := exec.Command(filepath.Join(s.config.Programs, name))
+	s.keepCommand(ctx, name, stopTimeout, syscall.SIGKILL, func(ctx context.Context) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, filepath.Join(s.config.Programs, name))
 		cmd.Env = append(s.childEnviron(), environ...)
 		return cmd
 	})
 }
 
 // keepCommand keeps a child running whose standard error is its log.
-func (s *supervisor) keepCommand(ctx context.Context, name string, stopTimeout time.Duration, orphanSignal syscall.Signal, command func() *exec.Cmd) {
+func (s *supervisor) keepCommand(ctx context.Context, name string, stopTimeout time.Duration, orphanSignal syscall.Signal, command func(context.Context) *exec.Cmd) {
 	var process *devstack.Process
 	s.keep(ctx, &keeper{
 		name:        name,
 		stopTimeout: stopTimeout,
-		start: func(context.Context) (<-chan struct{}, func() string, error) {
+		start: func(ctx context.Context) (<-chan struct{}, func() string, error) {
 			log, err := openLog(s.logFile(name), name, s.say)
 			if err != nil {
 				return nil, nil, err
 			}
-			cmd := command()
+			cmd := command(context.WithoutCancel(ctx)) // stop ends it, in order
 			cmd.Stderr = log
 			if cmd.Stdout == nil {
 				cmd.Stdout = log
@@ -98,12 +98,12 @@ func (s *supervisor) startBroker(ctx context.Context) (string, error) {
 	s.say("starting the broker")
 	announced := &announcement{addr: make(chan string, 1)}
 	// As an orphan the broker still saves its state, so it gets SIGTERM.
-	s.keepCommand(ctx, "broker", brokerStopTimeout, syscall.SIGTERM, func() *exec.Cmd {
+	s.keepCommand(ctx, "broker", brokerStopTimeout, syscall.SIGTERM, func(ctx context.Context) *exec.Cmd {
 		args := []string{"--dir", filepath.Join(s.config.Home, "kafka"), "--port", strconv.Itoa(announced.knownPort())}
 		for _, topic := range topics {
 			args = append(args, "--topic", fmt.Sprintf("%s=%d", topic, s.config.Partitions))
 		}
-		cmd := exec.Command(s.config.BrokerCommand[0], slices.Concat(s.config.BrokerCommand[1:], args)...)
+		cmd := exec.CommandContext(ctx, s.config.BrokerCommand[0], slices.Concat(s.config.BrokerCommand[1:], args)...)
 		cmd.Env = s.childEnviron()
 		cmd.Stdout = announced
 		return cmd

@@ -123,8 +123,7 @@ func Run(ctx context.Context, config Config) (err error) {
 
 // start brings the parts up one after the other: each needs those before it.
 func (s *supervisor) start(ctx context.Context) error {
-	apiAddr, err := listenAddr(ctx, s.config.HTTPAddr)
-	if err != nil {
+	if err := checkAddr(ctx, s.config.HTTPAddr); err != nil {
 		return err
 	}
 	databases, err := s.startDatabase(ctx)
@@ -140,6 +139,10 @@ func (s *supervisor) start(ctx context.Context) error {
 		return err
 	}
 	if err := s.saveConnections(databases, brokers); err != nil {
+		return err
+	}
+	apiAddr, err := withPort(ctx, s.config.HTTPAddr)
+	if err != nil {
 		return err
 	}
 	workerAddr, err := rememberedAddr(ctx, filepath.Join(s.config.Home, "worker-port"))

@@ -283,8 +283,7 @@ func start(t *testing.T, config Config) *process {
 	go func() { run.done <- Run(ctx, config); run.stdout.close() }()
 	t.Cleanup(func() { _ = run.end() })
 	if !run.stdout.waitFor("\n") {
-		require.NoError(t, <-run.done)
-		require.FailNow(t, "ended before it was ready")
+		require.FailNow(t, "ended before it was ready", "%v\n%s", run.end(), run.stderr)
 	}
 	run.url = strings.TrimPrefix(strings.TrimSpace(run.stdout.String()), "ready ")
 	return run

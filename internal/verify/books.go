@@ -21,8 +21,8 @@ type books struct {
 	OrderID  uuid.UUID `json:"-"`
 
 	Order   *order
-	Lines   []line
-	Taxes   []taxRow
+	Lines   []event.Line
+	Taxes   []event.Tax
 	Payment *payment
 	Refunds []refund
 	Events  []outboxEvent
@@ -36,22 +36,16 @@ type books struct {
 
 type amounts struct{ Net, Tax, Total int64 }
 
+func (a amounts) plus(b amounts) amounts {
+	return amounts{a.Net + b.Net, a.Tax + b.Tax, a.Total + b.Total}
+}
+
 type order struct {
 	amounts
 	Version          int64
 	Status, Currency string
 	Refunded         int64
 	Created, Updated time.Time
-}
-
-type line struct {
-	Quantity, Unit int64
-	PPM            int32
-}
-
-type taxRow struct {
-	PPM      int32
-	Net, Tax int64
 }
 
 type payment struct {
@@ -64,7 +58,7 @@ type refund struct {
 	amounts
 	ID    uuid.UUID
 	At    time.Time
-	Taxes []taxRow
+	Taxes []event.Tax
 }
 
 // outboxEvent is an event that the outbox still holds. Applied counts the
@@ -95,7 +89,7 @@ type document struct {
 
 	Invoice, Refund uuid.UUID
 	Ordinal         int64
-	Lines           []line
+	Lines           []event.Line
 }
 
 type entry struct {
@@ -124,59 +118,48 @@ func fromRow(row db.VerifyBooksRow) (*books, error) {
 	return b, nil
 }
 
-// byRate is net and tax by rate in millionths. Rates that come to nothing are
-// left out: a document may name them or not.
-type byRate map[int32]amounts
-
-func (r byRate) add(ppm int32, net, tax int64) {
-	if net != 0 || tax != 0 {
-		was := r[ppm]
-		r[ppm] = amounts{Net: was.Net + net, Tax: was.Tax + tax, Total: was.Total + net + tax}
-	}
-}
-
-func ofRows(rows []taxRow) byRate {
-	rates := make(byRate)
-	for _, row := range rows {
-		rates.add(row.PPM, row.Net, row.Tax)
-	}
-	return rates
-}
+// byRate is net and tax by tax rate. A rate that comes to nothing is left out:
+// a document may name it or not.
+type byRate map[money.Rate]amounts
 
 func ofTaxes(taxes []event.Tax) byRate {
 	rates := make(byRate)
-	for _, tax := range taxes {
-		rates.add(int32(tax.Rate), tax.NetAmount, tax.TaxAmount)
-	}
+	rates.add(taxes...)
 	return rates
+}
+
+func (r byRate) add(taxes ...event.Tax) {
+	for _, tax := range taxes {
+		if tax.NetAmount != 0 || tax.TaxAmount != 0 {
+			r[tax.Rate] = r[tax.Rate].plus(amounts{tax.NetAmount, tax.TaxAmount, tax.NetAmount + tax.TaxAmount})
+		}
+	}
 }
 
 func (r byRate) sum() amounts {
 	var sum amounts
 	for _, part := range r {
-		sum.Net += part.Net
-		sum.Tax += part.Tax
-		sum.Total += part.Total
+		sum = sum.plus(part)
 	}
 	return sum
 }
 
 // recompute is what lines come to: each quantity × unit, the nets summed by
 // rate, and the tax rounded once for each rate.
-func recompute(lines []line) (byRate, error) {
-	nets := make(map[int32]int64)
+func recompute(lines []event.Line) (byRate, error) {
+	nets := make(map[money.Rate]int64)
 	for _, line := range lines {
-		net, err := money.Multiply(line.Quantity, line.Unit)
+		net, err := money.Multiply(line.Quantity, line.UnitAmount)
 		if err != nil {
 			return nil, err
 		}
-		if nets[line.PPM], err = money.Add(nets[line.PPM], net); err != nil {
+		if nets[line.TaxRate], err = money.Add(nets[line.TaxRate], net); err != nil {
 			return nil, err
 		}
 	}
 	rates := make(byRate)
-	for ppm, net := range nets {
-		rates.add(ppm, net, money.Rate(ppm).Tax(net))
+	for rate, net := range nets {
+		rates.add(event.Tax{Rate: rate, NetAmount: net, TaxAmount: rate.Tax(net)})
 	}
 	return rates, nil
 }

@@ -115,7 +115,7 @@ func (r *Report) note(text string, args ...any) {
 func (r *Report) WriteText(w io.Writer) error {
 	text := new(strings.Builder)
 	row := func(name string, count int64, more string, args ...any) {
-		line := fmt.Sprintf("%-15s %9d   "+more, append([]any{name, count}, args...)...)
+		line := fmt.Sprintf("%-15s %9d   ", name, count) + fmt.Sprintf(more, args...)
 		fmt.Fprintln(text, strings.TrimRight(line, " "))
 	}
 	row("orders", r.Orders.Total, "%d created, %d paid (%d of them refunded), %d cancelled",
@@ -141,6 +141,8 @@ func (r *Report) WriteText(w io.Writer) error {
 		fmt.Fprintf(text, "The books are NOT right: %d violations.\n", r.Count())
 	case r.Orders.Total == 0:
 		fmt.Fprintln(text, "There are no orders yet, so there is nothing that could be wrong.")
+	case r.InFlight > 0:
+		fmt.Fprintf(text, "The books are right, and %d changes are on their way into them.\n", r.InFlight)
 	default:
 		fmt.Fprintln(text, "The books are right.")
 	}
@@ -149,15 +151,26 @@ func (r *Report) WriteText(w io.Writer) error {
 }
 
 func (r *Report) writeTrialBalance(w io.Writer) {
-	for i, b := range r.TrialBalance {
-		if i == 0 || b.Currency != r.TrialBalance[i-1].Currency {
-			fmt.Fprintf(w, "\n%-15s %18s %18s %18s %18s\n", b.Currency, "debit", "credit", "balance", "recomputed")
-		}
-		fmt.Fprintf(w, "%-15s", b.Account)
+	row := func(name string, b Balance) {
+		fmt.Fprintf(w, "%-15s", name)
 		for _, minor := range []int64{b.Debit, b.Credit, b.Debit - b.Credit, b.Recomputed} {
-			fmt.Fprintf(w, " %18s", decimal(minor, b.Currency))
+			fmt.Fprintf(w, " %17s", decimal(minor, b.Currency))
 		}
 		fmt.Fprintln(w)
+	}
+	var sum Balance
+	for i, b := range r.TrialBalance {
+		if b.Currency != sum.Currency {
+			sum = Balance{Currency: b.Currency}
+			fmt.Fprintf(w, "\n%-15s %17s %17s %17s %17s\n", b.Currency, "debit", "credit", "balance", "recomputed")
+		}
+		row(b.Account, b)
+		sum.Debit += b.Debit
+		sum.Credit += b.Credit
+		sum.Recomputed += b.Recomputed
+		if last := i == len(r.TrialBalance)-1; last || r.TrialBalance[i+1].Currency != b.Currency {
+			row("", sum)
+		}
 	}
 }
 

@@ -1,14 +1,14 @@
 // Package verify checks the books: it recomputes what must be there from the
 // orders, compares it with what is there, and names each difference.
 //
-// It may run while the pipeline works. An order is looked at in one snapshot,
-// and nothing is called wrong that was seen wrong only once. A missing effect is
-// lost when the pipeline is known to be past its event, dead-lettered when the
-// event waits there, and in flight otherwise. Memory does not grow with the
-// number of orders, and no transaction reads more than a page of them.
+// It may run while the pipeline works. All that concerns an order is read in one
+// snapshot, and no order is called wrong that was seen wrong only once. A missing
+// effect is lost when the pipeline is known to be past its event, waits in a dead
+// letter when there is an open one, and is in flight otherwise. Orders are read
+// in pages, a short transaction each, so memory does not grow with their number.
 //
-// It reads and writes nothing else. What it cannot see: changes that left no
-// trace in the orders' own tables, and what happens behind billing.
+// It writes nothing. What it cannot see: what left no trace in the orders' own
+// tables, and what happens behind billing.
 package verify
 
 import (
@@ -25,18 +25,15 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/onceledger/onceledger/internal/billing"
 	"github.com/onceledger/onceledger/internal/db"
 	"github.com/onceledger/onceledger/internal/ledger"
 	"github.com/onceledger/onceledger/internal/postgres"
 )
 
 const (
-	// maxSuspects bounds how many orders wait for their second look.
-	maxSuspects = 10_000
-
-	// maxStrays bounds what is counted of something that cannot be.
-	maxStrays = 1000
+	consumer        = "billing"
+	maxSuspectPages = 5    // so many pages of orders wait for their second look, at most
+	maxStrays       = 1000 // so many are counted of what cannot be
 )
 
 // Config says what to verify. All but DB may be left out.
@@ -125,21 +122,16 @@ func (r *run) scan(ctx context.Context) error {
 		for i, x := range page {
 			if len(x.found)+len(x.waiting) == 0 {
 				r.tally(x)
-				continue
+			} else {
+				r.suspects = append(r.suspects, suspect{keys[i], x.version()})
 			}
-			s := suspect{key: keys[i]}
-			if x.Order != nil {
-				s.version = x.Order.Version
-			}
-			r.suspects = append(r.suspects, s)
 		}
-
 		if r.seen += int64(len(page)); r.Progress != nil {
 			r.Progress(r.seen)
 		}
 
 		last := len(keys) < r.PageSize
-		if last || len(r.suspects) >= maxSuspects {
+		if last || len(r.suspects) >= maxSuspectPages*r.PageSize {
 			if err := r.settle(ctx); err != nil {
 				return err
 			}
@@ -161,7 +153,7 @@ func (r *run) examine(ctx context.Context, tx pgx.Tx, keys []db.VerifyKeyListRow
 	if err != nil {
 		return nil, err
 	}
-	rows, err := r.queries.VerifyBooks(ctx, tx, billing.Consumer, tenants, orders)
+	rows, err := r.queries.VerifyBooks(ctx, tx, consumer, tenants, orders)
 	if err != nil {
 		return nil, err
 	}
@@ -317,7 +309,7 @@ func (r *run) whole(ctx context.Context) error {
 			strays, err = r.queries.VerifyStrayLineList(ctx, tx, maxStrays)
 		}
 		if err == nil {
-			letters, err = r.queries.VerifyDeadLetters(ctx, tx, billing.Consumer)
+			letters, err = r.queries.VerifyDeadLetters(ctx, tx, consumer)
 		}
 		return err
 	})
@@ -325,9 +317,10 @@ func (r *run) whole(ctx context.Context) error {
 		return fmt.Errorf("read document numbers and stray ledger lines: %w", err)
 	}
 	for _, s := range series {
-		detail := fmt.Sprintf("%d %ss of %d have numbers up to %d, the last given out is %d", s.Documents, s.Kind, s.Year, s.Highest, s.LastNumber)
+		detail := fmt.Sprintf("the %s numbers of %d: %d documents, the highest number is %d, the last given out is %d",
+			s.Kind, s.Year, s.Documents, s.Highest, s.LastNumber)
 		if s.BrokenAt > 0 {
-			detail += fmt.Sprintf("; %d does not follow on the number before it", s.BrokenAt)
+			detail += fmt.Sprintf("; %d does not follow the one before", s.BrokenAt)
 		}
 		r.report.add(Finding{Kind: NumberGap, TenantID: s.TenantID, Detail: detail})
 	}

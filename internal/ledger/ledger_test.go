@@ -1,0 +1,208 @@
+package ledger_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/onceledger/onceledger/internal/ledger"
+	"github.com/onceledger/onceledger/internal/money"
+	"github.com/onceledger/onceledger/internal/postgres"
+)
+
+func TestEntries(t *testing.T) {
+	t.Parallel()
+
+	tenant, event, order, payment := newID(), newID(), newID(), newID()
+	for name, test := range map[string]struct {
+		entry ledger.Entry
+		lines []ledger.Line
+	}{
+		"PaymentMovesNetAndTaxToCash": {
+			ledger.Payment(tenant, event, order, "EUR", 2500, 475, at),
+			[]ledger.Line{{Debit: ledger.Cash, Credit: ledger.Revenue, Amount: 2500}, {Debit: ledger.Cash, Credit: ledger.TaxPayable, Amount: 475}},
+		},
+		"PaymentWithoutTaxHasNoTaxLine": {
+			ledger.Payment(tenant, event, order, "JPY", 80, 0, at),
+			[]ledger.Line{{Debit: ledger.Cash, Credit: ledger.Revenue, Amount: 80}},
+		},
+		"RefundMovesThemBack": {
+			ledger.Refund(tenant, event, order, payment, "EUR", 420, 80, at),
+			[]ledger.Line{{Debit: ledger.Revenue, Credit: ledger.Cash, Amount: 420}, {Debit: ledger.TaxPayable, Credit: ledger.Cash, Amount: 80}},
+		},
+		"RefundOfTaxAloneHasNoNetLine": {
+			ledger.Refund(tenant, event, order, payment, "KWD", 0, 1, at),
+			[]ledger.Line{{Debit: ledger.TaxPayable, Credit: ledger.Cash, Amount: 1}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+
+			require.Equal(t, test.lines, test.entry.Lines)
+			require.Equal(t, []uuid.UUID{tenant, event, order}, []uuid.UUID{test.entry.TenantID, test.entry.EventID, test.entry.OrderID})
+			if test.entry.Kind == ledger.KindRefund {
+				require.Equal(t, &payment, test.entry.Reverses)
+			} else {
+				require.Nil(t, test.entry.Reverses)
+			}
+		})
+	}
+}
+
+func TestPostTx(t *testing.T) {
+	t.Parallel()
+
+	t.Run("WritesPaymentsAndTheRefundsThatReverseThem", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+
+		payment := w.payment()
+		refund := ledger.Refund(w.tenant, newID(), payment.OrderID, payment.EventID, "EUR", 420, 80, at.AddDate(0, 0, 1))
+		require.NoError(t, w.post(t.Context(), payment, refund), "in one batch")
+		rest := ledger.Refund(w.tenant, newID(), payment.OrderID, payment.EventID, "EUR", 2080, 395, at.AddDate(0, 0, 2))
+		require.NoError(t, w.post(t.Context(), rest), "in a later one")
+
+		w.read(t, func(tx pgx.Tx) {
+			entries, err := ledger.EntriesByOrderTx(t.Context(), tx, w.tenant, payment.OrderID)
+			require.NoError(t, err)
+			require.Len(t, entries, 3)
+			for i, want := range []ledger.Entry{payment, refund, rest} {
+				require.NotZero(t, entries[i].RecordedAt, "set by the database")
+				want.RecordedAt = entries[i].RecordedAt
+				require.Equal(t, want, entries[i])
+			}
+
+			trial, err := ledger.TrialBalanceTx(t.Context(), tx, w.tenant)
+			require.NoError(t, err)
+			require.Equal(t, []ledger.Balance{
+				{Account: ledger.Cash, Kind: "asset", Currency: "EUR", Debit: 2975, Credit: 2975},
+				{Account: ledger.Revenue, Kind: "income", Currency: "EUR", Debit: 2500, Credit: 2500},
+				{Account: ledger.TaxPayable, Kind: "liability", Currency: "EUR", Debit: 475, Credit: 475},
+			}, trial)
+		})
+	})
+
+	t.Run("OpensOnlyTheAccountsThatItTouches", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+
+		require.NoError(t, w.post(t.Context(), ledger.Payment(w.tenant, newID(), newID(), "JPY", 80, 0, at)))
+		entries, lines, accounts := w.written(t)
+		require.Equal(t, []int{1, 1, 2}, []int{entries, lines, accounts}, "zero tax makes no line and no account")
+
+		require.NoError(t, w.post(t.Context(),
+			ledger.Payment(w.tenant, newID(), newID(), "JPY", 80, 8, at),
+			ledger.Payment(w.tenant, newID(), newID(), "KWD", 35_200, 0, at),
+			ledger.Payment(w.other, newID(), newID(), "JPY", 80, 8, at)))
+		entries, lines, accounts = w.written(t)
+		require.Equal(t, []int{4, 6, 8}, []int{entries, lines, accounts}, "once per tenant, code and currency")
+	})
+
+	t.Run("WritesAllOrNone", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+
+		first := w.payment()
+		require.NoError(t, w.post(t.Context(), first))
+		err := w.post(t.Context(), w.payment(), first)
+		require.Equal(t, "23505", postgres.Code(err), "an event that has an entry is an error, not passed over: %v", err)
+		require.True(t, postgres.DataFault(err))
+		entries, lines, accounts := w.written(t)
+		require.Equal(t, []int{1, 2, 3}, []int{entries, lines, accounts})
+	})
+
+	t.Run("WritesNothingForNoEntries", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+
+		require.NoError(t, w.post(t.Context()))
+		entries, lines, accounts := w.written(t)
+		require.Zero(t, entries+lines+accounts)
+	})
+
+	t.Run("HoldsTheLargestAmounts", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+
+		require.NoError(t, w.post(t.Context(),
+			ledger.Payment(w.tenant, newID(), newID(), "CLF", money.MaxMinor, 0, at),
+			ledger.Payment(w.tenant, newID(), newID(), "CLF", money.MaxMinor, 0, at)))
+		w.read(t, func(tx pgx.Tx) {
+			cash, err := ledger.BalanceTx(t.Context(), tx, w.tenant, ledger.Cash, "CLF")
+			require.NoError(t, err)
+			require.Equal(t, 2*money.MaxMinor, cash.Minor)
+		})
+	})
+
+	t.Run("RefusesAnUnknownAccount", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+
+		entry := w.payment()
+		entry.Lines[0].Credit = "petty-cash"
+		requireRefused(t, w.post(t.Context(), entry), "23514", "ledger_accounts_kind_known")
+	})
+
+	t.Run("RefusesAnUnknownTenant", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+
+		err := w.post(t.Context(), ledger.Payment(newID(), newID(), newID(), "EUR", 1, 0, at))
+		requireRefused(t, err, "23503", "ledger_accounts_tenant_id_fkey")
+	})
+}
+
+// TestPostTxInParallel has two hundred writers move money in opposite directions
+// between the same accounts, some of which the first of them has to open, through
+// few connections. Every one must come through, once.
+func TestPostTxInParallel(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.worker = w.db.Pool(t, "worker", func(config *pgxpool.Config) { config.MaxConns = 10 })
+
+	const pairs = 100
+	paid := make([]ledger.Entry, pairs)
+	for i := range paid {
+		paid[i] = w.payment()
+	}
+	require.NoError(t, w.post(t.Context(), paid...))
+
+	var postings [][]ledger.Entry
+	for _, payment := range paid {
+		dollars := ledger.Payment(w.tenant, newID(), newID(), "USD", 100, 7, at)
+		refund := ledger.Refund(w.tenant, newID(), payment.OrderID, payment.EventID, "EUR", 2500, 475, at)
+		postings = append(postings, []ledger.Entry{refund, dollars}, []ledger.Entry{w.payment()})
+	}
+	var finished sync.WaitGroup
+	gate := make(chan struct{})
+	errs := make([]error, len(postings))
+	for i, entries := range postings {
+		finished.Go(func() {
+			<-gate
+			errs[i] = w.post(t.Context(), entries...)
+		})
+	}
+	close(gate)
+	finished.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+
+	entries, _, accounts := w.written(t)
+	require.Equal(t, []int{4 * pairs, 6}, []int{entries, accounts})
+	w.read(t, func(tx pgx.Tx) {
+		trial, err := ledger.TrialBalanceTx(t.Context(), tx, w.tenant)
+		require.NoError(t, err)
+		sums := make(map[money.Currency]int64)
+		for _, balance := range trial {
+			sums[balance.Currency] += balance.Debit - balance.Credit
+		}
+		require.Equal(t, map[money.Currency]int64{"EUR": 0, "USD": 0}, sums)
+		require.EqualValues(t, pairs*2975, trial[0].Minor, "EUR cash: what was paid twice and refunded once")
+		require.EqualValues(t, pairs*107, trial[3].Minor, "USD cash")
+	})
+}

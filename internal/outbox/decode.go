@@ -1,0 +1,156 @@
+package outbox
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pglogrepl"
+
+	"github.com/onceledger/onceledger/internal/event"
+)
+
+// decoder makes sense of the log: pgoutput, version 1, values as text, the
+// session's time zone UTC. It goes by the columns' names.
+type decoder struct {
+	relations map[uint32][]string // the columns of outbox_events, by relation id
+}
+
+func (d *decoder) decode(data []byte) (logMessage, error) {
+	switch {
+	case len(data) == 0:
+		return logMessage{}, errShort
+	case data[0] == pglogrepl.PrimaryKeepaliveMessageByteID:
+		keepalive, err := pglogrepl.ParsePrimaryKeepaliveMessage(data[1:])
+		return logMessage{
+			kind:      kindKeepalive,
+			lsn:       keepalive.ServerWALEnd,
+			serverEnd: keepalive.ServerWALEnd,
+			asked:     keepalive.ReplyRequested,
+		}, err
+	case data[0] == pglogrepl.XLogDataByteID:
+		log, err := pglogrepl.ParseXLogData(data[1:])
+		if err != nil {
+			return logMessage{}, err
+		}
+		message, err := d.decodeChange(log.WALData)
+		message.serverEnd = log.ServerWALEnd
+		return message, err
+	}
+	return logMessage{}, nil
+}
+
+func (d *decoder) decodeChange(data []byte) (logMessage, error) {
+	if len(data) == 0 {
+		return logMessage{}, errShort
+	}
+	if pglogrepl.MessageType(data[0]) == pglogrepl.MessageTypeInsert {
+		return d.decodeInsert(data[1:])
+	}
+	parsed, err := pglogrepl.Parse(data)
+	if err != nil {
+		return logMessage{}, err
+	}
+	switch parsed := parsed.(type) {
+	case *pglogrepl.BeginMessage:
+		return logMessage{kind: kindBegin, committed: parsed.CommitTime}, nil
+	case *pglogrepl.CommitMessage:
+		return logMessage{kind: kindCommit, lsn: parsed.TransactionEndLSN}, nil
+	case *pglogrepl.RelationMessage:
+		return logMessage{}, d.learn(parsed)
+	}
+	return logMessage{}, nil
+}
+
+// learn remembers the columns of outbox_events, which come before its first row
+// and again whenever they change. Other tables are not ours.
+func (d *decoder) learn(relation *pglogrepl.RelationMessage) error {
+	delete(d.relations, relation.RelationID)
+	if relation.RelationName != "outbox_events" {
+		return nil
+	}
+	missing := make(map[string]bool)
+	for name := range fields {
+		missing[name] = true
+	}
+	columns := make([]string, 0, len(relation.Columns))
+	for _, column := range relation.Columns {
+		columns = append(columns, column.Name)
+		delete(missing, column.Name)
+	}
+	for name := range missing {
+		return setupErrorf("the publication leaves out column %s of outbox_events", name)
+	}
+	d.relations[relation.RelationID] = columns
+	return nil
+}
+
+var errShort = errors.New("a message is cut short")
+
+func (d *decoder) decodeInsert(data []byte) (logMessage, error) {
+	if len(data) < 7 {
+		return logMessage{}, errShort
+	}
+	columns, ours := d.relations[binary.BigEndian.Uint32(data)]
+	if !ours {
+		return logMessage{}, nil
+	}
+	message := logMessage{kind: kindInsert}
+	count := int(binary.BigEndian.Uint16(data[5:])) // behind the byte 'N'
+	if count != len(columns) {
+		return logMessage{}, fmt.Errorf("a row has %d columns, not %d", count, len(columns))
+	}
+	data = data[7:]
+	for _, column := range columns {
+		if len(data) < 1 {
+			return logMessage{}, errShort
+		}
+		if data[0] != pglogrepl.TupleDataTypeText {
+			data = data[1:] // null; an inserted row has no other kind
+			continue
+		}
+		if len(data) < 5 {
+			return logMessage{}, errShort
+		}
+		length := int(binary.BigEndian.Uint32(data[1:]))
+		if data = data[5:]; len(data) < length {
+			return logMessage{}, errShort
+		}
+		if set, wanted := fields[column]; wanted {
+			if err := set(&message.event, data[:length]); err != nil {
+				return logMessage{}, fmt.Errorf("column %s: %w", column, err)
+			}
+		}
+		data = data[length:]
+	}
+	return message, nil
+}
+
+// fields says how a column's text goes into the event. The payload is not
+// looked into: its bytes are published as they were written.
+var fields = map[string]func(e *event.Event, text []byte) error{
+	"id":             func(e *event.Event, text []byte) (err error) { e.ID, err = uuid.ParseBytes(text); return },
+	"tenant_id":      func(e *event.Event, text []byte) (err error) { e.TenantID, err = uuid.ParseBytes(text); return },
+	"aggregate_type": func(e *event.Event, text []byte) error { e.AggregateType = string(text); return nil },
+	"aggregate_id":   func(e *event.Event, text []byte) (err error) { e.AggregateID, err = uuid.ParseBytes(text); return },
+	"aggregate_version": func(e *event.Event, text []byte) (err error) {
+		e.AggregateVersion, err = strconv.ParseInt(string(text), 10, 64)
+		return
+	},
+	"event_type": func(e *event.Event, text []byte) error { e.Type = event.Type(text); return nil },
+	"schema_version": func(e *event.Event, text []byte) error {
+		version, err := strconv.ParseInt(string(text), 10, 32)
+		e.SchemaVersion = int32(version)
+		return err
+	},
+	"payload":     func(e *event.Event, text []byte) error { e.Payload = bytes.Clone(text); return nil },
+	"traceparent": func(e *event.Event, text []byte) error { e.Traceparent = string(text); return nil },
+	"occurred_at": func(e *event.Event, text []byte) (err error) {
+		e.OccurredAt, err = time.Parse("2006-01-02 15:04:05.999999-07", string(text))
+		return
+	},
+}
