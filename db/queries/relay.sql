@@ -59,6 +59,10 @@ ON CONFLICT (slot_name) DO UPDATE SET
   changed_at = now()
 WHERE (status.state, status.detail) <> (excluded.state, excluded.detail);
 
+-- RelayStatusGet is what the relay of a slot last said it was doing.
+-- name: RelayStatusGet :one
+SELECT * FROM relay_status WHERE slot_name = @slot_name;
+
 -- SnapshotXmin is the oldest transaction that the current snapshot does not see
 -- as over.
 -- name: SnapshotXmin :one

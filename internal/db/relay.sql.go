@@ -217,6 +217,23 @@ func (q *Queries) RelaySetup(ctx context.Context, db DBTX, publication string, s
 	return i, err
 }
 
+const relayStatusGet = `-- name: RelayStatusGet :one
+SELECT slot_name, state, detail, changed_at FROM relay_status WHERE slot_name = $1
+`
+
+// RelayStatusGet is what the relay of a slot last said it was doing.
+func (q *Queries) RelayStatusGet(ctx context.Context, db DBTX, slotName string) (RelayStatus, error) {
+	row := db.QueryRow(ctx, relayStatusGet, slotName)
+	var i RelayStatus
+	err := row.Scan(
+		&i.SlotName,
+		&i.State,
+		&i.Detail,
+		&i.ChangedAt,
+	)
+	return i, err
+}
+
 const relayStatusSet = `-- name: RelayStatusSet :exec
 INSERT INTO relay_status AS status (slot_name, state, detail)
 VALUES ($1, $2, $3)

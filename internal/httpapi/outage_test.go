@@ -1,12 +1,13 @@
 package httpapi_test
 
 import (
+	"context"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceledger/onceledger/internal/janitor"
@@ -75,6 +76,7 @@ func TestOutage(t *testing.T) {
 		require.Less(t, time.Since(begin), 15*time.Second)
 
 		require.NoError(t, server.Restart(t.Context()))
+		w.owner.Reset()
 		require.Eventually(t, func() bool {
 			a := w.postKey("/v1/orders", oneBook, "k")
 			if a.Code != http.StatusCreated {
@@ -95,10 +97,7 @@ func TestOutage(t *testing.T) {
 
 		path := w.order()
 		impatient := w.impatient(100 * time.Millisecond)
-		holder, err := w.owner.Begin(t.Context())
-		require.NoError(t, err)
-		_, err = holder.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", strings.TrimPrefix(path, "/v1/orders/"))
-		require.NoError(t, err)
+		holder := w.hold(path)
 		before := w.written()
 
 		const body = `{"payment_reference":"pi_1"}`
@@ -121,20 +120,14 @@ func TestOutage(t *testing.T) {
 
 		path := w.order()
 		impatient := w.impatient(100 * time.Millisecond)
-		holder, err := w.owner.Begin(t.Context())
-		require.NoError(t, err)
-		_, err = holder.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", strings.TrimPrefix(path, "/v1/orders/"))
-		require.NoError(t, err)
+		holder := w.hold(path)
 
 		// The first request has the key and waits for the order; the second
 		// waits for the key, and no longer than it may.
 		const body = `{"payment_reference":"pi_1"}`
 		first := make(chan answer, 1)
 		go func() { first <- w.postKey(path+"/pay", body, "k") }()
-		require.Eventually(t, func() bool {
-			return pgtest.Column[int](t, w.owner, `
-				SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)[0] == 1
-		}, 10*time.Second, 10*time.Millisecond)
+		w.awaitWaiting()
 		a := impatient.postKey(path+"/pay", body, "k").requireProblem(http.StatusConflict, "request-in-progress")
 		require.NotEmpty(t, a.Header().Get("Retry-After"))
 		impatient.post(path+"/pay", body).requireProblem(http.StatusServiceUnavailable, "try-again") // another key has no answer to wait for
@@ -145,22 +138,45 @@ func TestOutage(t *testing.T) {
 		requireReplay(t, done, impatient.postKey(path+"/pay", body, "k"))
 	})
 
-	t.Run("OfAnAnswerIsEndedByTheSameKey", func(t *testing.T) {
+	t.Run("OfAClientThatIsGoneLeavesNothing", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t)
 
-		// The client gives up while its request waits for the order's row: it
-		// cannot know, and asks again.
-		path, key := w.order(), uuid.NewString()
-		answers, _ := together(5, func(int) answer {
-			return w.impatient(time.Millisecond).postKey(path+"/pay", `{"payment_reference":"pi_1"}`, key)
-		})
-		var last answer
-		for _, a := range answers {
-			require.Contains(t, []int{http.StatusOK, http.StatusConflict, http.StatusServiceUnavailable}, a.Code, a.Body)
-		}
-		last = w.postKey(path+"/pay", `{"payment_reference":"pi_1"}`, key)
-		require.Equal(t, http.StatusOK, last.Code)
-		require.Equal(t, 1, w.written().Payments)
+		path := w.order()
+		before := w.written()
+		holder := w.hold(path)
+		const body = `{"payment_reference":"pi_1"}`
+		ctx, hangUp := context.WithCancel(t.Context())
+		first := make(chan answer, 1)
+		go func() { first <- w.sendContext(ctx, http.MethodPost, path+"/pay", body, "Idempotency-Key", "k") }()
+		w.awaitWaiting()
+		hangUp()
+		(<-first).requireProblem(http.StatusServiceUnavailable, "try-again")
+		require.NoError(t, holder.Rollback(t.Context()))
+		require.Equal(t, before, w.written())
+
+		again := w.postKey(path+"/pay", body, "k")
+		require.Equal(t, http.StatusOK, again.Code, again.Body)
+		require.Empty(t, again.Header().Get("Idempotency-Replayed"))
 	})
+}
+
+// hold locks an order's row until the transaction it returns is over.
+func (w *world) hold(path string) pgx.Tx {
+	w.t.Helper()
+	holder, err := w.owner.Begin(w.t.Context())
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { _ = holder.Rollback(context.WithoutCancel(w.t.Context())) })
+	_, err = holder.Exec(w.t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", strings.TrimPrefix(path, "/v1/orders/"))
+	require.NoError(w.t, err)
+	return holder
+}
+
+// awaitWaiting waits until somebody waits for a lock.
+func (w *world) awaitWaiting() {
+	w.t.Helper()
+	require.Eventually(w.t, func() bool {
+		return pgtest.Column[int](w.t, w.owner, `
+			SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)[0] > 0
+	}, 10*time.Second, 10*time.Millisecond)
 }

@@ -1,6 +1,7 @@
 package httpapi_test
 
 import (
+	"context"
 	"encoding/json"
 	"log/slog"
 	"net/http"
@@ -150,7 +151,12 @@ func (a answer) fields() []string {
 // value.
 func (w *world) send(method, path, body string, header ...string) answer {
 	w.t.Helper()
-	request := httptest.NewRequestWithContext(w.t.Context(), method, path, strings.NewReader(body))
+	return w.sendContext(w.t.Context(), method, path, body, header...)
+}
+
+func (w *world) sendContext(ctx context.Context, method, path, body string, header ...string) answer {
+	w.t.Helper()
+	request := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(body))
 	if w.key != "" {
 		request.Header.Set("Authorization", "Bearer "+w.key)
 	}

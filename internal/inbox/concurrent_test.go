@@ -40,7 +40,7 @@ func TestTwoWorkersOnOneBatch(t *testing.T) {
 		<-atTheEnd
 		both.Go(func() { secondErr = second.Process(t.Context(), records) })
 		second.Waiting(t)
-		require.Zero(t, second.handler.calls, "it waits before it has an effect")
+		require.Zero(t, second.calls(), "it waits before it has an effect")
 		close(finish)
 		both.Wait()
 		require.ErrorIs(t, firstErr, verdict)
@@ -54,7 +54,7 @@ func TestTwoWorkersOnOneBatch(t *testing.T) {
 		first.requireOnce(t, events...)
 		require.Equal(t, 5, first.Counted(t, "applied"))
 		require.Equal(t, 5, second.Counted(t, "duplicate"))
-		require.Zero(t, second.handler.calls)
+		require.Zero(t, second.calls())
 	})
 
 	t.Run("TheSecondAppliesItWhenTheFirstRollsBack", func(t *testing.T) {

@@ -23,7 +23,7 @@ func TestProcess(t *testing.T) {
 		events := []event.Event{order.Created(), other.Created(), order.Paid(), order.Refunded(500), other.Cancelled()}
 		w.Deliver(t, events...)
 		require.Equal(t, ids(events...), w.effects(t))
-		require.Equal(t, 1, w.handler.calls, "one batch, one call")
+		require.Equal(t, 1, w.calls(), "one batch, one call")
 		require.Equal(t, 5, w.Counted(t, "applied"))
 
 		type mark struct {
@@ -58,7 +58,7 @@ func TestProcess(t *testing.T) {
 		require.Equal(t, before, w.Contents(t))
 		require.Equal(t, 3, w.Counted(t, "applied"))
 		require.Equal(t, 10, w.Counted(t, "duplicate"))
-		require.Equal(t, 1, w.handler.calls, "a batch of duplicates is not given to the handler")
+		require.Equal(t, 1, w.calls(), "a batch of duplicates is not given to the handler")
 	})
 
 	t.Run("AppliesOnceWhatIsTwiceInOneBatch", func(t *testing.T) {
@@ -115,7 +115,7 @@ func TestProcess(t *testing.T) {
 		before := w.Contents(t)
 		w.Deliver(t)
 		require.Equal(t, before, w.Contents(t))
-		require.Zero(t, w.handler.calls)
+		require.Zero(t, w.calls())
 	})
 
 	t.Run("TakesAThousandEvents", func(t *testing.T) {

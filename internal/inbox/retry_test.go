@@ -112,7 +112,7 @@ func TestHandlerErrors(t *testing.T) {
 		failed := errors.New("something is broken")
 		w.handler.after = func(context.Context, pgx.Tx) error { return fmt.Errorf("apply: %w", failed) }
 		require.ErrorIs(t, w.Process(t.Context(), records), failed)
-		require.Equal(t, 1, w.handler.calls, "not split, not tried again")
+		require.Equal(t, 1, w.calls(), "not split, not tried again")
 		w.requireNoTrace(t)
 
 		w.handler.after = nil
@@ -198,7 +198,7 @@ func TestLostToAnother(t *testing.T) {
 			events := w.created(5)
 			w.Deliver(t, events...)
 			w.requireOnce(t, events...)
-			require.Equal(t, 4, w.handler.calls, "the whole batch each time")
+			require.Equal(t, 4, w.calls(), "the whole batch each time")
 			require.Equal(t, 5, w.Counted(t, "applied"), "counted once")
 		})
 	}
@@ -249,7 +249,7 @@ func TestLostToAnother(t *testing.T) {
 		finished.Wait()
 		require.NoError(t, errors.Join(errs...))
 		require.ElementsMatch(t, append(ids(mine...), ids(theirs...)...), w.effects(t))
-		require.Equal(t, 3, w.handler.calls+other.handler.calls, "one of them was run again")
+		require.Equal(t, 3, w.calls()+other.calls(), "one of them was run again")
 		require.Empty(t, w.DeadLetters(t))
 	})
 }

@@ -3,6 +3,7 @@ package inbox_test
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
@@ -19,14 +20,14 @@ import (
 // and without looking whether it is there already: an effect that would show if
 // it happened twice. It must refuse events whose payload says so.
 type recorder struct {
-	calls  int                                              // of Apply
+	calls  atomic.Int64                                     // of Apply
 	before func(ctx context.Context, tx pgx.Tx) error       // called first, if set
 	after  func(ctx context.Context, tx pgx.Tx) error       // called last, if set
 	refuse func(e event.Event) (class inbox.Class, is bool) // if set
 }
 
 func (r *recorder) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
-	r.calls++
+	r.calls.Add(1)
 	if r.before != nil {
 		if err := r.before(ctx, tx); err != nil {
 			return err
@@ -93,6 +94,9 @@ func (w *world) effects(t *testing.T) []uuid.UUID {
 	t.Helper()
 	return pgtest.Column[uuid.UUID](t, w.Owner, "SELECT event_id FROM effects ORDER BY n")
 }
+
+// calls is how often the handler was given something to apply.
+func (w *world) calls() int { return int(w.handler.calls.Load()) }
 
 // order is a new order of the world's tenant.
 func (w *world) order() *factory.Order { return &factory.Order{TenantID: w.tenant} }

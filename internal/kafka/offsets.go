@@ -35,7 +35,7 @@ type tracker struct {
 // that is applied, or that Kafka knows to be. Zero means none yet.
 type progress struct {
 	applied   int64
-	committed int64 // never above applied
+	committed int64
 }
 
 func newTracker() *tracker {
@@ -114,13 +114,12 @@ func (t *tracker) offsets(wanted func(progress) bool) map[place]int64 {
 	return offsets
 }
 
-// committed says that Kafka knows these offsets. One above what was applied is
-// of an earlier ownership of its partition and counts no more.
+// committed says that Kafka knows these offsets.
 func (t *tracker) committed(offsets map[place]int64) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	for partition, offset := range offsets {
-		if progress, mine := t.owned[partition]; mine && offset <= progress.applied {
+		if progress, mine := t.owned[partition]; mine {
 			progress.committed = max(progress.committed, offset)
 			t.owned[partition] = progress
 		}

@@ -22,6 +22,7 @@ func TestTrackerLosesNothing(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"assign":       m.assign,
 			"read":         m.read,
+			"stray":        m.stray,
 			"apply":        m.apply,
 			"begin commit": m.beginCommit,
 			"end commit":   m.endCommit,
@@ -105,6 +106,13 @@ func (m *model) read(t *rapid.T) {
 		m.position[partition]++
 		m.inHand[partition] = append(m.inHand[partition], offset)
 		m.tracker.take(event.Record{Topic: partition.topic, Partition: partition.partition, Offset: offset})
+	}
+}
+
+// stray is a record of a partition that has gone.
+func (m *model) stray(t *rapid.T) {
+	for _, partition := range m.draw(t, func(p place) bool { return !m.isOwned(p) }) {
+		m.tracker.take(event.Record{Topic: partition.topic, Partition: partition.partition, Offset: 1000})
 	}
 }
 

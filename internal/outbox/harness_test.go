@@ -61,6 +61,7 @@ func (b *bench) config(t *testing.T) outbox.Config {
 		URL:          b.database.URL("relay"),
 		Slot:         b.slot,
 		NewPublisher: newPublisher(b.broker.Brokers()),
+		ConfirmEvery: 50 * time.Millisecond,
 		Log:          slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 }

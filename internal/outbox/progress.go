@@ -101,13 +101,16 @@ func (p *progress) delivered(seq uint64) bool {
 	return p.inFlight() == 0 || p.waiting && p.halfFree()
 }
 
-// keepalive says that Postgres has sent everything before lsn.
-func (p *progress) keepalive(lsn pglogrepl.LSN) {
+// keepalive says that Postgres has sent everything before lsn. It reports
+// whether everything is delivered, too.
+func (p *progress) keepalive(lsn pglogrepl.LSN) bool {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	if p.head == p.tail && !p.inTransaction {
-		p.confirmable = max(p.confirmable, lsn)
+	if p.inFlight() > 0 || p.inTransaction {
+		return false
 	}
+	p.confirmable = max(p.confirmable, lsn)
+	return true
 }
 
 // advance moves head over what is delivered, and confirmable to the last

@@ -10,8 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -20,8 +19,8 @@ import (
 	"github.com/onceledger/onceledger/internal/postgres"
 )
 
-// Publisher sends records to the broker: the records of one key in the order of
-// Publish, and none after one that failed.
+// Publisher sends records to the broker: those of one key in the order of
+// Publish, and none behind one that failed.
 type Publisher interface {
 	// Publish queues a record and returns. Reports.Delivered is told of it by
 	// seq; with an error it is not queued.
@@ -30,8 +29,9 @@ type Publisher interface {
 	Close()
 }
 
-// Reports is told what becomes of the records. An error with a method
-// Refused() bool that returns true says that sending again is of no use.
+// Reports is told what becomes of the records, and whether a broker answers. An
+// error with a method Refused() bool that returns true says that sending the
+// record again is of no use.
 type Reports interface {
 	Delivered(seq uint64, err error)
 	Reachable(err error)
@@ -43,8 +43,8 @@ type Config struct {
 	Slot        string // default DefaultSlot
 	Publication string // default DefaultPublication
 
-	// NewPublisher is called for each session with the slot, so that after a
-	// failure nothing of the last one is left.
+	// NewPublisher is called whenever the relay starts over, so that nothing is
+	// left of what failed.
 	NewPublisher func(Reports) (Publisher, error)
 
 	Log      *slog.Logger
@@ -52,6 +52,7 @@ type Config struct {
 
 	WindowEvents int           // in flight at most; default 5,000
 	WindowBytes  int           // their payloads at most; default 32 MiB
+	ConfirmEvery time.Duration // while there is something to confirm; default 1 s
 	StopTimeout  time.Duration // for what is in flight at the end; default 3 s
 }
 
@@ -64,14 +65,14 @@ const (
 // State is what a relay is doing.
 type State string
 
-// The states. All but standby are shown in relay_status, by the relay whose
-// turn it is.
+// The states. relay_status shows that of the relay whose turn it is, so never
+// standby.
 const (
 	StateStarting   State = "starting"
 	StateStandby    State = "standby" // another relay is active
 	StateStreaming  State = "streaming"
 	StateBrokerAway State = "broker-away"
-	StateStuck      State = "stuck" // somebody has to do something
+	StateStuck      State = "stuck" // until somebody does something
 	StateStopped    State = "stopped"
 )
 
@@ -88,6 +89,7 @@ type Relay struct {
 	detail string
 }
 
+// plainName is what can stand in a replication command, which has no parameters.
 var plainName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 
 // NewRelay makes a relay. It connects to nothing yet.
@@ -96,13 +98,16 @@ func NewRelay(config Config) (*Relay, error) {
 	orDefault(&config.Publication, DefaultPublication)
 	orDefault(&config.WindowEvents, 5_000)
 	orDefault(&config.WindowBytes, 32<<20)
+	orDefault(&config.ConfirmEvery, time.Second)
 	orDefault(&config.StopTimeout, 3*time.Second)
 	for _, name := range []string{config.Slot, config.Publication} {
-		if !plainName.MatchString(name) { // they are put into replication commands
-			return nil, fmt.Errorf("slot and publication are named by a-z, 0-9 and _ alone, not %q", name)
+		if !plainName.MatchString(name) {
+			return nil, fmt.Errorf("slot and publication are named with a-z, 0-9 and _ only, not %q", name)
 		}
 	}
-	return &Relay{config: config, metrics: newMetrics(config.Registry), now: StateStarting}, nil
+	r := &Relay{config: config, metrics: newMetrics(config.Registry), now: StateStarting}
+	r.metrics.setState(StateStarting)
+	return r, nil
 }
 
 func orDefault[T comparable](value *T, fallback T) {
@@ -112,15 +117,11 @@ func orDefault[T comparable](value *T, fallback T) {
 	}
 }
 
-// How often a relay that waits for its turn tries; a take-over takes this much
-// longer than Postgres needs to see that the other one is gone.
-const standbyRetry = 250 * time.Millisecond
-
 // Run relays until ctx is done, then returns nil. It waits out whatever may
 // pass: a database or broker that is away, another relay, a record that the
-// broker refuses (state stuck: it tries again and never leaves it out). An error
-// is returned for what only somebody else can put right, such as a publication
-// that is missing; nothing is lost meanwhile.
+// broker refuses (it is stuck, tries again and never leaves the record out). An
+// error is returned for what only somebody else can put right, such as a missing
+// publication; nothing is lost meanwhile.
 func (r *Relay) Run(ctx context.Context) error {
 	failures := 0
 	for {
@@ -128,7 +129,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		if moved {
 			failures = 0
 		}
-		var pause time.Duration
+		pause := backOff(failures, 250*time.Millisecond, 5*time.Second)
 		switch {
 		case ctx.Err() != nil:
 			r.setState(ctx, nil, StateStopped, "")
@@ -136,23 +137,25 @@ func (r *Relay) Run(ctx context.Context) error {
 		case isSetupError(err):
 			r.setState(ctx, nil, StateStuck, err.Error())
 			return fmt.Errorf("relay: %w", err)
-		case postgres.Code(err) == "55006": // the slot is in use
+		case postgres.Code(err) == "55006": // somebody else uses the slot
 			r.setState(ctx, nil, StateStandby, err.Error())
 			pause = standbyRetry
 		case refused(err):
 			pause = backOff(failures, time.Second, 30*time.Second)
 			failures++
 		default:
-			r.setState(ctx, nil, StateStarting, err.Error())
-			pause = backOff(failures, 250*time.Millisecond, 5*time.Second)
-			failures++
 			r.config.Log.Warn("relay: starting over", "error", err, "in", pause)
+			r.setState(ctx, nil, StateStarting, err.Error())
+			failures++
 		}
 		sleep(ctx, pause)
 	}
 }
 
-// backOff doubles with each failure and is spread, so that relays that fail
+// standbyRetry is how often a relay tries whether it is its turn.
+const standbyRetry = 250 * time.Millisecond
+
+// backOff doubles with each failure and is spread, so that those who fail
 // together do not come back together.
 func backOff(failures int, first, most time.Duration) time.Duration {
 	pause := min(first<<min(failures, 10), most)
@@ -173,10 +176,19 @@ func (r *Relay) session(ctx context.Context) (moved bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	defer closeConn(ctx, conn)
-	if err := r.waitForTurn(ctx, conn); err != nil {
-		return false, err
+	defer hangUp(ctx, conn)
+	for {
+		mine, err := takeTurn(ctx, conn, r.config.Slot)
+		if err != nil {
+			return false, err
+		}
+		if mine {
+			break
+		}
+		r.setState(ctx, nil, StateStandby, "another relay is active")
+		sleep(ctx, standbyRetry)
 	}
+
 	pool, err := postgres.Open(ctx, r.config.URL, postgres.Options{ApplicationName: "onceledger-relay", MaxConns: 2})
 	if err != nil {
 		return false, err
@@ -190,82 +202,46 @@ func (r *Relay) session(ctx context.Context) (moved bool, err error) {
 			r.setState(ctx, pool, StateStuck, err.Error())
 		}
 	}()
-
-	if r.state() != StateStuck {
-		r.setState(ctx, pool, StateStarting, "")
+	if err := r.begin(ctx, pool); err != nil {
+		return false, err
 	}
-	source, mark, err := openSource(ctx, r.config, conn, pool)
+	source, mark, err := r.openSource(ctx, conn, pool)
 	if err != nil {
 		return false, err
 	}
 	defer source.close(ctx)
-	if source.gap != nil {
-		r.announce(source.gap)
-	}
 
-	s := &session{
-		relay:    r,
-		pool:     pool,
-		source:   source,
-		mark:     mark,
-		progress: newProgress(window{r.config.WindowEvents, r.config.WindowBytes}, mark.position.Lsn),
-		signal:   make(chan struct{}, 1),
-	}
+	s := newSession(r, pool, source, mark)
 	if s.publisher, err = r.config.NewPublisher(s); err != nil {
 		return false, err
 	}
 	defer s.publisher.Close()
-	if r.state() != StateStuck {
-		r.setState(ctx, pool, StateStreaming, "")
-	}
 	err = s.run(ctx)
 	s.finish(ctx, errors.Is(err, errStop))
 	return s.moved, err
 }
 
-// announce says what comes from the table, and when it has been read.
-func (r *Relay) announce(gap *gap) {
-	r.metrics.gaps.Inc()
-	r.config.Log.Warn("relay: the slot is new, sending what it will not bring from the table",
-		"reason", gap.reason, "since_xid", gap.since)
-	gap.done = func(events int) {
-		r.metrics.resent.Add(float64(events))
-		r.config.Log.Warn("relay: the table is read, going on with the log", "events", events)
+// begin shows that the relay is starting. One that was stuck, this one or the
+// one before it, stays so until something gets through.
+func (r *Relay) begin(ctx context.Context, pool *pgxpool.Pool) error {
+	status, err := db.New().RelayStatusGet(ctx, pool, r.config.Slot)
+	switch {
+	case err != nil && !errors.Is(err, pgx.ErrNoRows):
+		return fmt.Errorf("read relay_status: %w", err)
+	case status.State == string(StateStuck):
+		r.setState(ctx, nil, StateStuck, status.Detail)
+	default:
+		r.setState(ctx, pool, StateStarting, "")
 	}
+	return nil
 }
 
-// waitForTurn returns when no other relay of this slot is active.
-func (r *Relay) waitForTurn(ctx context.Context, conn *pgconn.PgConn) error {
-	for {
-		mine, err := takeTurn(ctx, conn, r.config.Slot)
-		if err != nil || mine {
-			return err
-		}
-		r.setState(ctx, nil, StateStandby, "another relay is active")
-		sleep(ctx, standbyRetry)
-	}
-}
-
-// closeConn gives slot and lock back, and waits a little until Postgres has
-// them: the next relay need not try twice.
-func closeConn(ctx context.Context, conn *pgconn.PgConn) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	_ = conn.Conn().SetReadDeadline(time.Time{})
-	conn.Frontend().Send(&pgproto3.Terminate{})
-	for err := conn.Frontend().Flush(); err == nil; {
-		_, err = conn.ReceiveMessage(ctx)
-	}
-	_ = conn.Close(ctx)
-}
-
-// Ready reports whether events get through, or would if another relay were not
-// at it; if not, why.
+// Ready reports whether events get through, by this relay or the one whose turn
+// it is; if not, why.
 func (r *Relay) Ready() (bool, string) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	switch r.now {
-	case StateStreaming, StateStandby:
+	if r.now == StateStreaming || r.now == StateStandby {
 		return true, r.detail
 	}
 	return false, string(r.now) + ": " + r.detail
@@ -284,13 +260,13 @@ func (r *Relay) setState(ctx context.Context, pool *pgxpool.Pool, state State, d
 	changed := r.now != state || r.detail != detail
 	r.now, r.detail = state, detail
 	r.mutex.Unlock()
-	r.metrics.setState(state)
 	if changed {
 		level := slog.LevelInfo
 		if state == StateStuck {
 			level = slog.LevelError
 		}
 		r.config.Log.Log(ctx, level, "relay: "+string(state), "detail", detail)
+		r.metrics.setState(state)
 	}
 	if pool == nil {
 		return

@@ -34,8 +34,8 @@ type session struct {
 	publisher Publisher
 	committed time.Time // of the transaction that is being read
 	moved     bool      // the confirmed position, in this session
+	heard     time.Time // when Postgres last said something, if it could
 	serverEnd pglogrepl.LSN
-	silent    int    // ticks since Postgres last said something
 	counted   uint64 // events that are in the metrics
 
 	// What the publisher has to say, from goroutines of its own.
@@ -45,19 +45,28 @@ type session struct {
 	away    error // no broker answers
 }
 
-// tick is how often the position is confirmed while it moves.
-const tick = time.Second
-
 // storeTimeout is below wal_sender_timeout: a database that hangs ends the
 // session by this error and not by a broken connection.
 const storeTimeout = 3 * time.Second
 
-// A server that was silent for askAfter ticks is asked for a sign of life, and
-// taken for gone after goneAfter.
-const askAfter, goneAfter = 3, 15
+// A server that was silent for askAfter is asked for a sign of life, and taken
+// for gone after goneAfter.
+const askAfter, goneAfter = 3 * time.Second, 15 * time.Second
 
 // errStop ends a session in order.
 var errStop = errors.New("the relay is to stop")
+
+func newSession(r *Relay, pool *pgxpool.Pool, source *source, mark mark) *session {
+	return &session{
+		relay:    r,
+		pool:     pool,
+		source:   source,
+		mark:     mark,
+		progress: newProgress(window{r.config.WindowEvents, r.config.WindowBytes}, mark.position.Lsn),
+		heard:    time.Now(),
+		signal:   make(chan struct{}, 1),
+	}
+}
 
 // run reads, publishes and confirms until ctx is done or something fails.
 func (s *session) run(ctx context.Context) error {
@@ -74,7 +83,10 @@ func (s *session) run(ctx context.Context) error {
 		}
 	}()
 
-	ticker := time.NewTicker(tick)
+	if s.relay.state() != StateStuck {
+		s.relay.setState(ctx, s.pool, StateStreaming, "")
+	}
+	ticker := time.NewTicker(s.relay.config.ConfirmEvery)
 	defer ticker.Stop()
 	for {
 		next := messages
@@ -103,7 +115,7 @@ func (s *session) run(ctx context.Context) error {
 
 // handle takes in a message of the log.
 func (s *session) handle(ctx context.Context, message logMessage) error {
-	s.silent = 0
+	s.heard = time.Now()
 	s.serverEnd = max(s.serverEnd, message.serverEnd)
 	switch message.kind {
 	case kindBegin:
@@ -114,7 +126,9 @@ func (s *session) handle(ctx context.Context, message logMessage) error {
 	case kindCommit:
 		s.progress.commit(message.lsn)
 	case kindKeepalive:
-		s.progress.keepalive(message.lsn)
+		if s.progress.keepalive(message.lsn) {
+			s.unstick(ctx)
+		}
 		if message.asked {
 			return s.confirm(ctx, true)
 		}
@@ -132,13 +146,13 @@ func (s *session) publish(e event.Event) error {
 	return nil
 }
 
-// tick confirms, and watches whether the server is still there if it has had a
-// chance to speak.
+// tick confirms, and watches whether the server is still there.
 func (s *session) tick(ctx context.Context, listening bool) error {
-	if listening {
-		if s.silent++; s.silent >= goneAfter {
-			return fmt.Errorf("Postgres has been silent for %s", goneAfter*tick)
-		}
+	if !listening {
+		s.heard = time.Now()
+	}
+	if silence := time.Since(s.heard); silence > goneAfter {
+		return fmt.Errorf("Postgres has been silent for %s", silence)
 	}
 	return s.confirm(ctx, false)
 }
@@ -155,12 +169,17 @@ func (s *session) confirm(ctx context.Context, asked bool) error {
 			return err
 		}
 		s.moved = true
-		if s.relay.state() == StateStuck {
-			s.relay.setState(ctx, s.pool, StateStreaming, "")
-		}
+		s.unstick(ctx)
 	}
 	s.observe(now)
-	return s.source.confirm(ctx, s.mark.position.Lsn, s.silent >= askAfter)
+	return s.source.confirm(ctx, s.mark.position.Lsn, time.Since(s.heard) > askAfter)
+}
+
+// unstick is called when something has got through, or nothing is left to send.
+func (s *session) unstick(ctx context.Context) {
+	if s.relay.state() == StateStuck {
+		s.relay.setState(ctx, s.pool, StateStreaming, "")
+	}
 }
 
 func (s *session) observe(now summary) {

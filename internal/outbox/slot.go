@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceledger/onceledger/internal/db"
@@ -43,28 +45,42 @@ func connectForReplication(ctx context.Context, url string) (*pgconn.PgConn, err
 	return conn, nil
 }
 
+// hangUp gives slot and lock back, and waits a little until Postgres has them:
+// the next relay need not try twice.
+func hangUp(ctx context.Context, conn *pgconn.PgConn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = conn.Conn().SetReadDeadline(time.Time{})
+	conn.Frontend().Send(&pgproto3.Terminate{})
+	for err := conn.Frontend().Flush(); err == nil; {
+		_, err = conn.ReceiveMessage(ctx)
+	}
+	_ = conn.Close(ctx)
+}
+
 // openSource begins to stream. Where the slot is missing, lost or not the one
 // that the relay left off at, it makes a new one, and the rows that this one
 // will not bring come first.
-func openSource(ctx context.Context, config Config, conn *pgconn.PgConn, pool *pgxpool.Pool) (*source, mark, error) {
+func (r *Relay) openSource(ctx context.Context, conn *pgconn.PgConn, pool *pgxpool.Pool) (*source, mark, error) {
+	slot, publication := r.config.Slot, r.config.Publication
 	system, err := pglogrepl.IdentifySystem(ctx, conn)
 	if err != nil {
 		return nil, mark{}, fmt.Errorf("identify the server: %w", err)
 	}
-	setup, err := db.New().RelaySetup(ctx, pool, config.Publication, config.Slot)
+	setup, err := db.New().RelaySetup(ctx, pool, publication, slot)
 	if err != nil {
 		return nil, mark{}, fmt.Errorf("look up publication and slot: %w", err)
 	}
-	if err := checkSetup(config, setup); err != nil {
+	if err := checkSetup(r.config, setup); err != nil {
 		return nil, mark{}, err
 	}
-	position, err := db.New().RelayPositionGet(ctx, pool, config.Slot)
+	position, err := db.New().RelayPositionGet(ctx, pool, slot)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, mark{}, fmt.Errorf("read the relay's record: %w", err)
 	}
 
 	m := mark{position: db.RelayPositionStoreParams{
-		SlotName:       config.Slot,
+		SlotName:       slot,
 		SystemID:       system.SystemID,
 		Timeline:       system.Timeline,
 		PublicationOid: setup.PublicationOid,
@@ -77,6 +93,7 @@ func openSource(ctx context.Context, config Config, conn *pgconn.PgConn, pool *p
 		gap:     findGap(system, setup, position),
 	}
 	if s.gap != nil {
+		r.announce(s.gap)
 		if err := s.makeSlot(ctx, pool, &m, setup.SlotExists); err != nil {
 			s.close(ctx)
 			return nil, mark{}, err
@@ -84,14 +101,25 @@ func openSource(ctx context.Context, config Config, conn *pgconn.PgConn, pool *p
 	}
 	// From 0/0 is from what is confirmed. Never from a position of our own:
 	// Postgres would leave out what is before it.
-	err = pglogrepl.StartReplication(ctx, conn, config.Slot, 0, pglogrepl.StartReplicationOptions{
-		PluginArgs: []string{"proto_version '1'", "publication_names '" + config.Publication + "'"},
+	err = pglogrepl.StartReplication(ctx, conn, slot, 0, pglogrepl.StartReplicationOptions{
+		PluginArgs: []string{"proto_version '1'", "publication_names '" + publication + "'"},
 	})
 	if err != nil {
 		s.close(ctx)
 		return nil, mark{}, fmt.Errorf("start replication: %w", err)
 	}
 	return s, m, nil
+}
+
+// announce says what comes from the table, and later how much it was.
+func (r *Relay) announce(gap *gap) {
+	r.metrics.gaps.Inc()
+	r.config.Log.Warn("relay: making a slot, which waits for open transactions; what it will not bring comes from the table",
+		"reason", gap.reason, "since_xid", gap.since)
+	gap.done = func(events int) {
+		r.metrics.resent.Add(float64(events))
+		r.config.Log.Warn("relay: the table is read, going on with the log", "events", events)
+	}
 }
 
 // close ends the gap's transaction, if it is still open.

@@ -3,9 +3,11 @@ package crash_test
 import (
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/onceledger/onceledger/internal/kafkatest"
 	"github.com/onceledger/onceledger/test/stack"
 )
 
@@ -61,6 +63,54 @@ func TestTwoRelays(t *testing.T) {
 		requireState(t, b, "streaming")
 		s.RequireBooks(t, api)
 	})
+}
+
+// Goal: the relay never tells Postgres to forget what the broker has not
+// acknowledged.
+// Method: while the broker is silent or unreachable, wait until the relay has
+// read events and has spoken to Postgres after that; kill it or stop it in
+// order; bring both back.
+func TestRelayEndsWhileTheBrokerIsAway(t *testing.T) {
+	t.Parallel()
+
+	outages := map[string]func(*kafkatest.Broker){"Silent": (*kafkatest.Broker).Stall, "Unreachable": (*kafkatest.Broker).Pause}
+	ends := map[string]func(*stack.Process) error{"Killed": (*stack.Process).Kill, "Stopped": (*stack.Process).Stop}
+	for outage, begin := range outages {
+		for how, end := range ends {
+			t.Run(outage+how, func(t *testing.T) {
+				t.Parallel()
+
+				s := stack.New(t)
+				api, relay := s.API(t), s.Worker(t, "relay", "relay")
+				stack.StartAll(t, api, relay, s.Worker(t, "billing", "billing,janitor"))
+				s.Run(t, api, 4, 8, 1)
+				begin(s.Broker)
+				load := s.StartLoad(t, api, 4, 2)
+				require.NoError(t, load.Advance(8))
+				waitForReply(t, s, relay)
+				waitForReply(t, s, relay)
+				require.NoError(t, end(relay))
+				s.Broker.Resume()
+				require.NoError(t, relay.StartReady())
+				require.NoError(t, load.Finish(8))
+				s.RequireBooks(t, api)
+			})
+		}
+	}
+}
+
+// waitForReply waits until the relay has been sent everything that is committed
+// now, and has said after that how far it is.
+func waitForReply(t *testing.T, s *stack.Stack, relay *stack.Process) {
+	t.Helper()
+	var written string
+	var now time.Time
+	require.NoError(t, s.Owner.QueryRow(t.Context(), "SELECT pg_current_wal_flush_lsn()::text, clock_timestamp()").Scan(&written, &now))
+	require.NoError(t, relay.WaitFor("reply to Postgres", func() (replied bool, err error) {
+		err = s.Owner.QueryRow(t.Context(), `
+			SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sent_lsn >= $1::pg_lsn AND reply_time > $2)`, written, now).Scan(&replied)
+		return replied, err
+	}))
 }
 
 // requireState waits until a relay says that it is in a state.

@@ -210,7 +210,7 @@ kill -INT -- "-$job" # what a terminal does on Ctrl-C: to make as well
 status=0; wait "$job" || status=$?
 [ "$status" = 130 ] || die "make ended with $status on Ctrl-C, want 130 for 'interrupted'"
 ! grep -q '\*\*\*' "$work/stderr" || die "make complains after Ctrl-C"
-nothing_left 1
+nothing_left 3
 say "Ctrl-C stopped everything"
 
 run 60 make run
@@ -229,7 +229,7 @@ verify
 kill -INT "$(supervisor)"
 status=0; wait "$job" || status=$?
 [ "$status" = 0 ] || die "onceledger up ended with $status when it was asked to stop"
-nothing_left 1
+nothing_left 3
 say "the third start recovered from that after ${took}s; asked to stop, it ended with 0"
 
 if [ "$(id -u)" = 0 ]; then
@@ -242,7 +242,7 @@ if [ "$(id -u)" = 0 ]; then
   kill -INT "$(supervisor)"
   status=0; wait "$job" || status=$?
   [ "$status" = 0 ] || die "onceledger up ended with $status when nobody asked it to stop"
-  nothing_left 1
+  nothing_left 3
   say "it works for another user than root as well (ready after ${took}s)"
 fi
 say "done"
