@@ -19,7 +19,10 @@ func newKeysCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "keys",
 		Short: "Make, list and revoke API keys",
-		Long:  "Make, list and revoke API keys. DATABASE_URL names the database, with the login that owns it.",
+		Long: `Make, list and revoke API keys.
+
+DATABASE_URL names the database, with the login that owns it; unset, it is the
+one that "onceledger up" runs.`,
 	}
 
 	var tenant, name string
@@ -87,7 +90,7 @@ func newKeysCommand() *cobra.Command {
 	return command
 }
 
-// withConn gives a command a connection to DATABASE_URL.
+// withConn gives a command a connection to the database, as its owner.
 func withConn(fn func(cmd *cobra.Command, conn *pgx.Conn, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		url, err := databaseURL()

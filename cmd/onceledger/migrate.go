@@ -18,7 +18,8 @@ func newMigrateCommand() *cobra.Command {
 		Long: `Bring the database to this build's schema.
 
 DATABASE_URL names the database, with a login that owns it and may create roles
-with REPLICATION (a superuser, or CREATEROLE and REPLICATION). Migrate before the
+with REPLICATION (a superuser, or CREATEROLE and REPLICATION); unset, it is the one
+that "onceledger up" runs. Migrate before the
 services start: the publication has to be there before the relay's slot, and the
 slot before the first order.`,
 	}
@@ -96,14 +97,19 @@ func printStatus(cmd *cobra.Command, url string) error {
 	return nil
 }
 
+// databaseURL is where the commands work: what the environment says, or else
+// what runs in the home folder.
 func databaseURL() (string, error) {
-	const want = "want postgres://user:password@host:5432/name of a login that owns the database"
-	url := os.Getenv("DATABASE_URL")
-	if url == "" {
-		return "", errors.New("DATABASE_URL is not set: " + want)
+	if url := os.Getenv("DATABASE_URL"); url != "" {
+		return url, nil
 	}
-	if _, err := pgx.ParseConfig(url); err != nil { // which quotes it, perhaps with the password
-		return "", errors.New("DATABASE_URL is malformed: " + want)
+	connections, err := supervisor.ReadConnections(homeFolder())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
 	}
-	return url, nil
+	if connections.Databases.Admin == "" {
+		return "", fmt.Errorf("DATABASE_URL is not set, and nothing was started in %s (onceledger up): "+
+			"want postgres://user:password@host:5432/name of a login that owns the database", homeFolder())
+	}
+	return connections.Databases.Admin, nil
 }

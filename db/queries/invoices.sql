@@ -25,15 +25,19 @@ ON CONFLICT (tenant_id, order_id) DO UPDATE SET
 WHERE known.version < excluded.version;
 
 -- InvoiceListByOrders finds the invoices of orders, with how many credit notes
--- each has.
+-- each has and what they come to.
 -- name: InvoiceListByOrders :many
 SELECT
   invoices.tenant_id, invoices.order_id, invoices.id, invoices.customer_id, invoices.customer_email,
-  (SELECT count(*) FROM credit_notes
-   WHERE credit_notes.tenant_id = invoices.tenant_id AND credit_notes.order_id = invoices.order_id)::integer AS credit_notes
+  invoices.currency, invoices.total_minor, credited.credit_notes, credited.credited_minor
 FROM invoices
 JOIN (SELECT unnest(@tenant_ids::uuid[]) AS tenant_id, unnest(@order_ids::uuid[]) AS order_id) AS wanted
-  ON wanted.tenant_id = invoices.tenant_id AND wanted.order_id = invoices.order_id;
+  ON wanted.tenant_id = invoices.tenant_id AND wanted.order_id = invoices.order_id
+CROSS JOIN LATERAL (
+  SELECT count(*)::integer AS credit_notes, coalesce(sum(credit_notes.total_minor), 0)::bigint AS credited_minor
+  FROM credit_notes
+  WHERE credit_notes.tenant_id = invoices.tenant_id AND credit_notes.order_id = invoices.order_id
+) AS credited;
 
 -- DocumentNumbersTake gives out the next counts[i] numbers of each series and
 -- returns the last one given. It locks the series to the end of the transaction,

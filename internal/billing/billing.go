@@ -102,8 +102,9 @@ type drafts struct {
 	traces      map[uuid.UUID]string // document id to the trace of its event
 }
 
-// draftTx turns events into documents and entries. It refuses a refund of an
-// order that was never invoiced and a second payment of one that was.
+// draftTx turns events into documents and entries. It refuses a second payment
+// of an order that is invoiced, and a refund of one that is not, or of more than
+// is left of the invoice.
 func draftTx(ctx context.Context, tx pgx.Tx, orders []orderEvent) (drafts, error) {
 	var asked []invoices.OrderKey
 	for _, o := range orders {
@@ -130,12 +131,19 @@ func draftTx(ctx context.Context, tx pgx.Tx, orders []orderEvent) (drafts, error
 			made.invoices = append(made.invoices, o.invoice())
 			made.entries = append(made.entries, ledger.Payment(o.TenantID, o.ID, o.state.OrderID, o.state.Currency,
 				o.state.NetAmount, o.state.TaxAmount, o.state.Payment.PaidAt))
-			invoiced[o.key()] = invoices.Issued{ID: o.ID, CustomerID: o.state.CustomerID, CustomerEmail: o.state.CustomerEmail}
+			invoiced[o.key()] = invoices.Issued{
+				ID: o.ID, CustomerID: o.state.CustomerID, CustomerEmail: o.state.CustomerEmail,
+				Currency: o.state.Currency, Left: o.state.TotalAmount,
+			}
 		case o.Type == event.OrderRefunded && !isInvoiced:
 			refused = append(refused, o.refuse(inbox.ClassGap, "order is refunded and its payment has not been seen"))
+		case o.Type == event.OrderRefunded && (o.state.Currency != invoice.Currency || o.state.Refund.Amount > invoice.Left):
+			refused = append(refused, o.refuse(inbox.ClassRule, "refund of %d %s, of which invoice %s has %d %s left",
+				o.state.Refund.Amount, o.state.Currency, invoice.ID, invoice.Left, invoice.Currency))
 		case o.Type == event.OrderRefunded:
 			refund := o.state.Refund
 			invoice.CreditNotes++
+			invoice.Left -= refund.Amount
 			invoiced[o.key()] = invoice
 			made.creditNotes = append(made.creditNotes, o.creditNote(invoice))
 			made.entries = append(made.entries, ledger.Refund(o.TenantID, o.ID, o.state.OrderID, invoice.ID, o.state.Currency,

@@ -72,6 +72,9 @@ func check(o orderEvent, now time.Time) error {
 	case s.RefundedAmount < 0 || s.RefundedAmount > s.TotalAmount:
 		return fmt.Errorf("refunded amount %d is not within the total %d", s.RefundedAmount, s.TotalAmount)
 	}
+	if err := plausible("event", o.OccurredAt, now); err != nil {
+		return err
+	}
 	if err := checkSums("order", s.Taxes, s.NetAmount, s.TaxAmount, s.TotalAmount); err != nil {
 		return err
 	}
@@ -81,7 +84,9 @@ func check(o orderEvent, now time.Time) error {
 		if err != nil || line.Quantity < 1 || line.UnitAmount < 0 || line.NetAmount != product {
 			return fmt.Errorf("line %d: net amount %d is not %d times %d", i+1, line.NetAmount, line.Quantity, line.UnitAmount)
 		}
-		net += line.NetAmount
+		if net, err = money.Add(net, line.NetAmount); err != nil {
+			return fmt.Errorf("lines: %w", err)
+		}
 	}
 	if net != s.NetAmount {
 		return fmt.Errorf("lines come to %d, the order's net amount is %d", net, s.NetAmount)

@@ -6,6 +6,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/onceledger/onceledger/internal/event"
+	"github.com/onceledger/onceledger/internal/inbox"
 	"github.com/onceledger/onceledger/internal/invoices"
 )
 
@@ -49,13 +50,21 @@ func (o orderEvent) creditNote(invoice invoices.Issued) invoices.CreditNote {
 
 // documentEvents are the events that say that documents were issued. An order's
 // invoice is version 1 of its billing aggregate, its n-th credit note version
-// 1 + n.
+// 1 + n. An event whose document would be too large to be sent is refused: were
+// it an error, its partition would stand still for ever.
 func documentEvents(issued []invoices.Invoice, credited []invoices.CreditNote, traces map[uuid.UUID]string) ([]event.Event, error) {
 	facts := make([]event.Event, 0, len(issued)+len(credited))
-	add := func(e event.Event, payload any) error {
+	var refused inbox.Rejections
+	add := func(documentID uuid.UUID, e event.Event, payload any) error {
 		encoded, err := event.Encode(payload)
 		if err != nil {
 			return fmt.Errorf("encode %s: %w", e.Type, err)
+		}
+		if len(encoded) > event.MaxPayload {
+			refused = append(refused, inbox.Rejection{EventID: documentID, Fault: inbox.Fault{
+				Class:  inbox.ClassRule,
+				Detail: fmt.Sprintf("its %s would have %d bytes; %d are allowed", e.Type, len(encoded), event.MaxPayload),
+			}})
 		}
 		e.ID = uuid.Must(uuid.NewV7())
 		e.AggregateType = event.AggregateBilling
@@ -65,7 +74,7 @@ func documentEvents(issued []invoices.Invoice, credited []invoices.CreditNote, t
 		return nil
 	}
 	for _, i := range issued {
-		err := add(event.Event{
+		err := add(i.ID, event.Event{
 			Type: event.InvoiceIssued, TenantID: i.TenantID, AggregateID: i.OrderID, AggregateVersion: 1,
 			OccurredAt: i.IssuedAt, Traceparent: traces[i.ID],
 		}, event.Invoice{
@@ -80,7 +89,7 @@ func documentEvents(issued []invoices.Invoice, credited []invoices.CreditNote, t
 		}
 	}
 	for _, n := range credited {
-		err := add(event.Event{
+		err := add(n.ID, event.Event{
 			Type: event.CreditNoteIssued, TenantID: n.TenantID, AggregateID: n.OrderID, AggregateVersion: 1 + int64(n.Ordinal),
 			OccurredAt: n.IssuedAt, Traceparent: traces[n.ID],
 		}, event.CreditNote{
@@ -92,6 +101,9 @@ func documentEvents(issued []invoices.Invoice, credited []invoices.CreditNote, t
 		if err != nil {
 			return nil, err
 		}
+	}
+	if len(refused) > 0 {
+		return nil, refused
 	}
 	return facts, nil
 }

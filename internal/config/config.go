@@ -119,7 +119,7 @@ func (r *reader) text(name, standard string) string {
 func (r *reader) required(name, who string) string {
 	value := r.getenv(name)
 	if value == "" {
-		r.fault("%s is not set: %s needs it (docs/configuration.md)", name, who)
+		r.fault("%s is not set: it is needed by %s (docs/configuration.md)", name, who)
 	}
 	return value
 }

@@ -359,11 +359,15 @@ func (q *Queries) InvoiceLineList(ctx context.Context, db DBTX, tenantID uuid.UU
 const invoiceListByOrders = `-- name: InvoiceListByOrders :many
 SELECT
   invoices.tenant_id, invoices.order_id, invoices.id, invoices.customer_id, invoices.customer_email,
-  (SELECT count(*) FROM credit_notes
-   WHERE credit_notes.tenant_id = invoices.tenant_id AND credit_notes.order_id = invoices.order_id)::integer AS credit_notes
+  invoices.currency, invoices.total_minor, credited.credit_notes, credited.credited_minor
 FROM invoices
 JOIN (SELECT unnest($1::uuid[]) AS tenant_id, unnest($2::uuid[]) AS order_id) AS wanted
   ON wanted.tenant_id = invoices.tenant_id AND wanted.order_id = invoices.order_id
+CROSS JOIN LATERAL (
+  SELECT count(*)::integer AS credit_notes, coalesce(sum(credit_notes.total_minor), 0)::bigint AS credited_minor
+  FROM credit_notes
+  WHERE credit_notes.tenant_id = invoices.tenant_id AND credit_notes.order_id = invoices.order_id
+) AS credited
 `
 
 type InvoiceListByOrdersRow struct {
@@ -372,11 +376,14 @@ type InvoiceListByOrdersRow struct {
 	ID            uuid.UUID
 	CustomerID    string
 	CustomerEmail string
+	Currency      string
+	TotalMinor    int64
 	CreditNotes   int32
+	CreditedMinor int64
 }
 
 // InvoiceListByOrders finds the invoices of orders, with how many credit notes
-// each has.
+// each has and what they come to.
 func (q *Queries) InvoiceListByOrders(ctx context.Context, db DBTX, tenantIds []uuid.UUID, orderIds []uuid.UUID) ([]InvoiceListByOrdersRow, error) {
 	rows, err := db.Query(ctx, invoiceListByOrders, tenantIds, orderIds)
 	if err != nil {
@@ -392,7 +399,10 @@ func (q *Queries) InvoiceListByOrders(ctx context.Context, db DBTX, tenantIds []
 			&i.ID,
 			&i.CustomerID,
 			&i.CustomerEmail,
+			&i.Currency,
+			&i.TotalMinor,
 			&i.CreditNotes,
+			&i.CreditedMinor,
 		); err != nil {
 			return nil, err
 		}

@@ -50,6 +50,7 @@ type model struct {
 type modelOrder struct {
 	version     int64
 	invoice     uuid.UUID
+	left        int64 // of the invoice
 	creditNotes int
 }
 
@@ -116,7 +117,7 @@ func (m *model) judge(s said, state event.Order) inbox.Class {
 		if order.invoice != uuid.Nil {
 			return inbox.ClassRule
 		}
-		order.invoice = id
+		order.invoice, order.left = id, state.TotalAmount
 		m.post(s.event.TenantID, state, ledger.Cash, ledger.Revenue, state.NetAmount)
 		m.post(s.event.TenantID, state, ledger.Cash, ledger.TaxPayable, state.TaxAmount)
 		m.entries++
@@ -124,10 +125,14 @@ func (m *model) judge(s said, state event.Order) inbox.Class {
 		if order.invoice == uuid.Nil {
 			return inbox.ClassGap
 		}
+		if state.Refund.Amount > order.left {
+			return inbox.ClassRule
+		}
 		if m.refunds[state.Refund.RefundID] {
 			return inbox.ClassData // the database knows that it has a credit note
 		}
 		m.refunds[state.Refund.RefundID] = true
+		order.left -= state.Refund.Amount
 		order.creditNotes++
 		m.post(s.event.TenantID, state, ledger.Revenue, ledger.Cash, state.Refund.NetAmount)
 		m.post(s.event.TenantID, state, ledger.TaxPayable, ledger.Cash, state.Refund.TaxAmount)

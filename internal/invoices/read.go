@@ -19,7 +19,9 @@ type Issued struct {
 	ID            uuid.UUID
 	CustomerID    string
 	CustomerEmail string
-	CreditNotes   int // how many it has
+	Currency      money.Currency
+	CreditNotes   int   // how many it has
+	Left          int64 // what they leave of its total
 }
 
 // OrderKey names an order of a tenant.
@@ -38,7 +40,8 @@ func FindTx(ctx context.Context, tx pgx.Tx, orders []OrderKey) (map[OrderKey]Iss
 	found := make(map[OrderKey]Issued, len(rows))
 	for _, row := range rows {
 		found[OrderKey{row.TenantID, row.OrderID}] = Issued{
-			ID: row.ID, CustomerID: row.CustomerID, CustomerEmail: row.CustomerEmail, CreditNotes: int(row.CreditNotes),
+			ID: row.ID, CustomerID: row.CustomerID, CustomerEmail: row.CustomerEmail, Currency: money.Currency(row.Currency),
+			CreditNotes: int(row.CreditNotes), Left: row.TotalMinor - row.CreditedMinor,
 		}
 	}
 	return found, nil

@@ -22,22 +22,24 @@ type TopicSpec struct {
 // moves keys to other partitions and is for a person to decide.
 func EnsureTopics(ctx context.Context, brokers string, topics []TopicSpec) error {
 	return withAdmin(brokers, func(admin *kafka.AdminClient) error {
-		found, err := describeTopics(ctx, admin, topics)
+		partitions, err := countPartitions(ctx, admin, topics)
 		if err != nil {
 			return err
 		}
 		var missing []kafka.TopicSpecification
+		var faults []error
 		for _, topic := range topics {
-			if _, ok := found[topic.Name]; !ok {
+			if partitions[topic.Name] == 0 {
 				missing = append(missing, kafka.TopicSpecification{
 					Topic:             topic.Name,
 					NumPartitions:     topic.Partitions,
 					ReplicationFactor: topic.ReplicationFactor,
 					Config:            topic.Config,
 				})
+			} else if err := topic.checkPartitions(partitions[topic.Name]); err != nil {
+				faults = append(faults, err)
 			}
 		}
-		faults := tooFewPartitions(topics, found)
 		if len(missing) == 0 {
 			return errors.Join(faults...)
 		}
@@ -60,32 +62,29 @@ func EnsureTopics(ctx context.Context, brokers string, topics []TopicSpec) error
 // would throw away all but the last event of an order.
 func CheckTopics(ctx context.Context, brokers string, topics []TopicSpec) error {
 	return withAdmin(brokers, func(admin *kafka.AdminClient) error {
-		found, err := describeTopics(ctx, admin, topics)
+		partitions, err := countPartitions(ctx, admin, topics)
 		if err != nil {
 			return err
 		}
-		faults := tooFewPartitions(topics, found)
-		var existing []kafka.ConfigResource
+		var faults []error
 		for _, topic := range topics {
-			if _, ok := found[topic.Name]; ok {
-				existing = append(existing, kafka.ConfigResource{Type: kafka.ResourceTopic, Name: topic.Name})
-			} else {
-				faults = append(faults, fmt.Errorf("topic %[1]s is missing: make it with "+
-					"kafka-topics.sh --create --topic %[1]s --partitions %[2]d --config cleanup.policy=delete", topic.Name, topic.Partitions))
+			if partitions[topic.Name] == 0 {
+				faults = append(faults, fmt.Errorf("topic %[1]s is missing: make it with kafka-topics.sh "+
+					"--create --topic %[1]s --partitions %[2]d --config cleanup.policy=delete", topic.Name, topic.Partitions))
+				continue
 			}
-		}
-		for _, resource := range existing {
-			results, err := admin.DescribeConfigs(ctx, []kafka.ConfigResource{resource}) // one topic per request
+			faults = append(faults, topic.checkPartitions(partitions[topic.Name]))
+
+			results, err := admin.DescribeConfigs(ctx, []kafka.ConfigResource{{Type: kafka.ResourceTopic, Name: topic.Name}})
 			if err != nil {
-				return fmt.Errorf("read settings of topic %s: %w", resource.Name, err)
+				return fmt.Errorf("read settings of topic %s: %w", topic.Name, err)
 			}
-			for _, result := range results {
-				if code := result.Error.Code(); code != kafka.ErrNoError {
-					faults = append(faults, fmt.Errorf("read settings of topic %s: %w", result.Name, result.Error))
-				} else if policy := result.Config["cleanup.policy"].Value; policy != "delete" {
-					faults = append(faults, fmt.Errorf("topic %[1]s has cleanup.policy=%[2]s, which loses events: set it with "+
-						"kafka-configs.sh --alter --topic %[1]s --add-config cleanup.policy=delete", result.Name, policy))
-				}
+			if code := results[0].Error.Code(); code != kafka.ErrNoError {
+				return fmt.Errorf("read settings of topic %s: %w", topic.Name, results[0].Error)
+			}
+			if policy := results[0].Config["cleanup.policy"].Value; policy != "delete" {
+				faults = append(faults, fmt.Errorf("topic %[1]s has cleanup.policy=%[2]s, which loses events: set it with "+
+					"kafka-configs.sh --alter --topic %[1]s --add-config cleanup.policy=delete", topic.Name, policy))
 			}
 		}
 		return errors.Join(faults...)
@@ -98,16 +97,16 @@ func CheckTopics(ctx context.Context, brokers string, topics []TopicSpec) error 
 func GroupLag(ctx context.Context, brokers, group, topic string) (committed, end map[int32]int64, err error) {
 	committed, end = make(map[int32]int64), make(map[int32]int64)
 	err = withAdmin(brokers, func(admin *kafka.AdminClient) error {
-		found, err := describeTopics(ctx, admin, []TopicSpec{{Name: topic}})
+		count, err := countPartitions(ctx, admin, []TopicSpec{{Name: topic}})
 		if err != nil {
 			return err
 		}
-		if _, ok := found[topic]; !ok {
+		if count[topic] == 0 {
 			return fmt.Errorf("topic %s is missing", topic)
 		}
 		var partitions []kafka.TopicPartition
 		latest := make(map[kafka.TopicPartition]kafka.OffsetSpec)
-		for partition := range int32(found[topic]) {
+		for partition := range int32(count[topic]) {
 			at := kafka.TopicPartition{Topic: &topic, Partition: partition}
 			partitions = append(partitions, at)
 			latest[at] = kafka.LatestOffsetSpec
@@ -174,37 +173,34 @@ func withAdmin(brokers string, use func(*kafka.AdminClient) error) error {
 	return use(admin)
 }
 
-// describeTopics is the number of partitions of each topic that exists.
-func describeTopics(ctx context.Context, admin *kafka.AdminClient, topics []TopicSpec) (map[string]int, error) {
-	names := make([]string, len(topics))
-	for i, topic := range topics {
-		names[i] = topic.Name
+// countPartitions counts each topic's partitions. A missing topic has none.
+func countPartitions(ctx context.Context, admin *kafka.AdminClient, topics []TopicSpec) (map[string]int, error) {
+	var names []string
+	for _, topic := range topics {
+		names = append(names, topic.Name)
 	}
 	described, err := admin.DescribeTopics(ctx, kafka.NewTopicCollectionOfTopicNames(names))
 	if err != nil {
 		return nil, fmt.Errorf("look for topics %s: %w", strings.Join(names, ", "), err)
 	}
-	found := make(map[string]int)
+	partitions := make(map[string]int)
 	for _, topic := range described.TopicDescriptions {
 		switch topic.Error.Code() {
 		case kafka.ErrNoError:
-			found[topic.Name] = len(topic.Partitions)
+			partitions[topic.Name] = len(topic.Partitions)
 		case kafka.ErrUnknownTopicOrPart, kafka.ErrUnknownTopic:
 		default:
 			return nil, fmt.Errorf("look for topic %s: %w", topic.Name, topic.Error)
 		}
 	}
-	return found, nil
+	return partitions, nil
 }
 
-func tooFewPartitions(topics []TopicSpec, found map[string]int) []error {
-	var faults []error
-	for _, topic := range topics {
-		if count, ok := found[topic.Name]; ok && count < topic.Partitions {
-			faults = append(faults, fmt.Errorf("topic %[1]s has %[2]d partitions and %[3]d are wanted: ask for %[2]d, "+
-				"or stop the writers, let the readers catch up and add some with kafka-topics.sh --alter --topic %[1]s --partitions %[3]d",
-				topic.Name, count, topic.Partitions))
-		}
+func (s TopicSpec) checkPartitions(count int) error {
+	if count >= s.Partitions {
+		return nil
 	}
-	return faults
+	return fmt.Errorf("topic %[1]s has %[2]d partitions and %[3]d are wanted: ask for %[2]d, or stop the writers, "+
+		"let the readers catch up and add some with kafka-topics.sh --alter --topic %[1]s --partitions %[3]d",
+		s.Name, count, s.Partitions)
 }

@@ -47,9 +47,9 @@ func TestCheckTopics(t *testing.T) {
 	})
 	require.EqualError(t, err, "topic few has 1 partitions and 3 are wanted: ask for 1, or stop the writers, "+
 		"let the readers catch up and add some with kafka-topics.sh --alter --topic few --partitions 3\n"+
-		"topic absent is missing: make it with kafka-topics.sh --create --topic absent --partitions 3 --config cleanup.policy=delete\n"+
 		"topic compacted has cleanup.policy=compact, which loses events: set it with "+
-		"kafka-configs.sh --alter --topic compacted --add-config cleanup.policy=delete")
+		"kafka-configs.sh --alter --topic compacted --add-config cleanup.policy=delete\n"+
+		"topic absent is missing: make it with kafka-topics.sh --create --topic absent --partitions 3 --config cleanup.policy=delete")
 	require.Nil(t, broker.TopicInfo("absent"), "looking does not make it")
 }
 

@@ -1,8 +1,12 @@
 // Package kafka reads and writes event records. It is the only package that
 // knows the Kafka client; the others see event.Record.
 //
-// Consumer promises at least once: an offset is committed after the function
-// that got the record has returned nil, never before, and nothing is skipped.
-// Exactly once is made of that by the function, which drops in its database
-// transaction what it has seen before.
+// Consumer and Producer both promise at least once. An offset is committed
+// after the handler of its record has returned nil, and not before; a record is
+// delivered once the broker has said so. Exactly once is made of that by the
+// handler, which leaves out in its database transaction what it has seen
+// before.
+//
+// To see why no record is lost on the way in, read member.go (when offsets move
+// and what becomes of partitions that go) and offsets.go (the account of it).
 package kafka

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"slices"
@@ -83,6 +82,16 @@ func (w *world) appliedOffsets(partition int32, once bool) []int64 {
 		}
 	}
 	return found
+}
+
+func (w *world) timesApplied(record event.Record) int {
+	times := 0
+	for _, other := range w.applied() {
+		if other.Partition == record.Partition && other.Offset == record.Offset {
+			times++
+		}
+	}
+	return times
 }
 
 func (w *world) allOffsets() []int64 {
@@ -317,15 +326,6 @@ func (m *member) waitReady(t testing.TB, wanted bool) {
 func (m *member) waitLog(t testing.TB, words string) {
 	t.Helper()
 	require.Eventually(t, func() bool { return strings.Contains(m.log.String(), words) }, patience, 5*time.Millisecond)
-}
-
-// offsets tells records apart.
-func offsets(records []event.Record) []string {
-	var found []string
-	for _, record := range records {
-		found = append(found, fmt.Sprintf("%d@%d", record.Partition, record.Offset))
-	}
-	return found
 }
 
 // metric is the value of one of the member's metrics; kind is its only label,

@@ -251,7 +251,7 @@ func TestRate(t *testing.T) {
 
 		encoded, err := json.Marshal(map[string]money.Rate{"rate": 190_000})
 		require.NoError(t, err)
-		require.Equal(t, `{"rate":"0.19"}`, string(encoded))
+		require.JSONEq(t, `{"rate":"0.19"}`, string(encoded))
 
 		var decoded map[string]money.Rate
 		require.NoError(t, json.Unmarshal(encoded, &decoded))

@@ -104,8 +104,8 @@ func TestPrice(t *testing.T) {
 
 			_, err := orders.Price(test.params)
 			require.ErrorIs(t, err, test.want)
-			refusal, ok := err.(*failure.Error)
-			require.True(t, ok)
+			var refusal *failure.Error
+			require.ErrorAs(t, err, &refusal)
 			require.Equal(t, failure.RuleViolated, refusal.Kind)
 		})
 	}
@@ -223,8 +223,8 @@ func padded(length int) json.RawMessage {
 
 func fieldsOf(t *testing.T, err error) []string {
 	t.Helper()
-	refusal, ok := err.(*failure.Error)
-	require.True(t, ok, err)
+	var refusal *failure.Error
+	require.ErrorAs(t, err, &refusal)
 	var names []string
 	for _, field := range refusal.Fields {
 		require.NotEmpty(t, field.Detail)

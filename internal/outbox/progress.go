@@ -36,7 +36,8 @@ type progress struct {
 	confirmable   pglogrepl.LSN
 }
 
-// window bounds what is between the first undelivered event and the last read.
+// window bounds what is between the first undelivered event and the last read
+// one. A batch that is let in may go beyond it.
 type window struct{ events, bytes int }
 
 type flight struct {
@@ -59,7 +60,7 @@ type summary struct {
 }
 
 func newProgress(w window, confirmed pglogrepl.LSN) *progress {
-	return &progress{window: w, ring: make([]flight, w.events), confirmable: confirmed}
+	return &progress{window: w, ring: make([]flight, w.events+maxBatch), confirmable: confirmed}
 }
 
 // begin says that what comes now belongs to one transaction.
@@ -69,7 +70,7 @@ func (p *progress) begin() {
 	p.inTransaction = true
 }
 
-// event takes in the next event and numbers it. There must be room: see crowded.
+// event takes in the next event and numbers it. See crowded first.
 func (p *progress) event(size int, committed time.Time) uint64 {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
@@ -130,8 +131,8 @@ func (p *progress) advance() {
 
 func (p *progress) at(seq uint64) *flight { return &p.ring[seq%uint64(len(p.ring))] }
 
-// crowded reports that no event may be taken in: the window is full, or was and
-// is not half free again. One event is always let in, however large.
+// crowded reports that no batch may be taken in: the window is full, or was and
+// is not half free again. With nothing in flight it never is.
 func (p *progress) crowded() bool {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()

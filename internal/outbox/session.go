@@ -71,15 +71,15 @@ func newSession(r *Relay, pool *pgxpool.Pool, source *source, mark mark) *sessio
 // run reads, publishes and confirms until ctx is done or something fails.
 func (s *session) run(ctx context.Context) error {
 	reading, stopReading := context.WithCancel(ctx)
-	messages := make(chan logMessage, 32)
+	batches := make(chan []logMessage, 4)
 	var readErr error
 	go func() {
-		defer close(messages)
-		readErr = s.source.read(reading, messages)
+		defer close(batches)
+		readErr = s.source.read(reading, batches)
 	}()
 	defer func() {
 		stopReading()
-		for range messages { // until it is closed
+		for range batches { // until it is closed
 		}
 	}()
 
@@ -89,17 +89,17 @@ func (s *session) run(ctx context.Context) error {
 	ticker := time.NewTicker(s.relay.config.ConfirmEvery)
 	defer ticker.Stop()
 	for {
-		next := messages
+		next := batches
 		if s.progress.crowded() {
 			next = nil // Postgres waits until the broker has caught up
 		}
 		var err error
 		select {
-		case message, more := <-next:
+		case batch, more := <-next:
 			if !more {
 				return readErr
 			}
-			err = s.handle(ctx, message)
+			err = s.handleBatch(ctx, batch)
 		case <-ticker.C:
 			err = s.tick(ctx, next != nil)
 		case <-s.signal:
@@ -113,16 +113,25 @@ func (s *session) run(ctx context.Context) error {
 	}
 }
 
-// handle takes in a message of the log.
-func (s *session) handle(ctx context.Context, message logMessage) error {
+func (s *session) handleBatch(ctx context.Context, batch []logMessage) error {
 	s.heard = time.Now()
+	for i := range batch {
+		if err := s.handle(ctx, &batch[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// handle takes in a message of the log.
+func (s *session) handle(ctx context.Context, message *logMessage) error {
 	s.serverEnd = max(s.serverEnd, message.serverEnd)
 	switch message.kind {
 	case kindBegin:
 		s.committed = message.committed
 		s.progress.begin()
 	case kindInsert:
-		return s.publish(message.event)
+		return s.publish(&message.event)
 	case kindCommit:
 		s.progress.commit(message.lsn)
 	case kindKeepalive:
@@ -136,7 +145,7 @@ func (s *session) handle(ctx context.Context, message logMessage) error {
 	return nil
 }
 
-func (s *session) publish(e event.Event) error {
+func (s *session) publish(e *event.Event) error {
 	crash.Point(crash.RelayDecodedNotProduced)
 	seq := s.progress.event(len(e.Payload), s.committed)
 	if err := s.publisher.Publish(e.Record(), seq); err != nil {

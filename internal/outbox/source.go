@@ -52,14 +52,18 @@ const (
 	kindKeepalive
 )
 
+// maxBatch and maxBatchBytes bound a batch: it is what is there, and goes on its
+// way when nothing more is.
+const maxBatch, maxBatchBytes = 100, 1 << 20
+
 // read brings messages until ctx is done or the source fails.
-func (s *source) read(ctx context.Context, messages chan<- logMessage) error {
+func (s *source) read(ctx context.Context, batches chan<- []logMessage) error {
 	// A ctx that can be cancelled costs a third of the throughput when it goes
 	// with each read.
 	defer context.AfterFunc(ctx, func() { _ = s.conn.Conn().SetReadDeadline(time.Unix(1, 0)) })()
-	bring := func(message logMessage) error {
+	bring := func(batch []logMessage) error {
 		select {
-		case messages <- message:
+		case batches <- batch:
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -72,12 +76,27 @@ func (s *source) read(ctx context.Context, messages chan<- logMessage) error {
 		}
 	}
 	for {
-		message, err := s.next(ctx)
+		batch, err := s.nextBatch(ctx)
 		if err == nil {
-			err = bring(message)
+			err = bring(batch)
 		}
 		if err != nil {
 			return fmt.Errorf("read the log: %w", err)
+		}
+	}
+}
+
+func (s *source) nextBatch(ctx context.Context) ([]logMessage, error) {
+	var batch []logMessage
+	for bytes := 0; ; {
+		message, err := s.next(ctx)
+		if err != nil {
+			return nil, err
+		}
+		batch = append(batch, message)
+		bytes += len(message.event.Payload)
+		if s.conn.Frontend().ReadBufferLen() == 0 || len(batch) == maxBatch || bytes > maxBatchBytes {
+			return batch, nil
 		}
 	}
 }
@@ -122,10 +141,8 @@ const pageSize = 100
 // that ends where the slot begins. With the broker away the transaction it
 // reads in is soon idle too long and ends, and the relay starts over: no
 // snapshot is held for the length of an outage.
-func (g *gap) read(ctx context.Context, bring func(logMessage) error) error {
-	if err := bring(logMessage{kind: kindBegin, committed: time.Now()}); err != nil {
-		return err
-	}
+func (g *gap) read(ctx context.Context, bring func([]logMessage) error) error {
+	batch := []logMessage{{kind: kindBegin, committed: time.Now()}}
 	events := 0
 	after := db.OutboxListSinceParams{SinceXmin: g.since, PageSize: pageSize}
 	for {
@@ -134,10 +151,12 @@ func (g *gap) read(ctx context.Context, bring func(logMessage) error) error {
 			return err
 		}
 		for _, row := range rows {
-			if err := bring(logMessage{kind: kindInsert, event: fromRow(row)}); err != nil {
-				return err
-			}
+			batch = append(batch, logMessage{kind: kindInsert, event: fromRow(row)})
 		}
+		if err := bring(batch); err != nil {
+			return err
+		}
+		batch = nil
 		if events += len(rows); len(rows) < pageSize {
 			break
 		}
@@ -149,7 +168,7 @@ func (g *gap) read(ctx context.Context, bring func(logMessage) error) error {
 		return err
 	}
 	g.done(events)
-	return bring(logMessage{kind: kindCommit, lsn: g.end})
+	return bring([]logMessage{{kind: kindCommit, lsn: g.end}})
 }
 
 func fromRow(row db.OutboxListSinceRow) event.Event {
