@@ -3,12 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/onceledger/onceledger/internal/migrate"
+	"github.com/onceledger/onceledger/internal/supervisor"
 )
 
 func newMigrateCommand() *cobra.Command {
