@@ -114,17 +114,26 @@ ORDER BY key.tenant_id, key.order_id;
 SELECT (coalesce(min(partition_days), current_date + 1)::timestamp AT TIME ZONE 'UTC')::timestamptz AS horizon
 FROM partition_days('outbox_events');
 
--- VerifyLogPosition is a place in the log behind everything that can be seen
--- now: a commit is flushed before it is visible.
--- name: VerifyLogPosition :one
-SELECT pg_current_wal_flush_lsn()::pg_lsn AS lsn;
+-- VerifyMark is a point that the pipeline passes: a place in the log behind
+-- everything that can be seen now, since a commit is flushed before it is
+-- visible, and the last transaction that wrote an event.
+-- name: VerifyMark :one
+SELECT
+  pg_current_wal_flush_lsn()::pg_lsn                          AS lsn,
+  (SELECT coalesce(max(tx_id), '0') FROM outbox_events)::xid8 AS last_tx_id;
 
--- VerifyRelayPassed tells whether the relay has delivered everything up to a
--- position. No row: its slot is not there.
+-- VerifyRelayPassed tells whether the relay has delivered everything before a
+-- mark. With no more events to come its slot stays behind what it has written
+-- itself; its record then says below which transaction everything is delivered.
+-- No row: its slot is not there.
 -- name: VerifyRelayPassed :one
-SELECT coalesce(confirmed_flush_lsn >= @lsn::pg_lsn, false)::boolean AS passed
-FROM pg_catalog.pg_replication_slots
-WHERE slot_name = @slot_name::text AND database = current_database();
+SELECT (
+  coalesce(slot.confirmed_flush_lsn >= @lsn::pg_lsn, false)
+  OR coalesce(record.snapshot_xmin > @last_tx_id::xid8, false)
+)::boolean AS passed
+FROM pg_catalog.pg_replication_slots AS slot
+LEFT JOIN relay_position AS record ON record.slot_name = slot.slot_name
+WHERE slot.slot_name = @slot_name::text AND slot.database = current_database();
 
 -- VerifyDeadLetters counts the consumer's dead letters that wait for somebody.
 -- name: VerifyDeadLetters :one

@@ -200,6 +200,7 @@ func TestRefunds(t *testing.T) {
 			}
 			require.Equal(t, want, amounts)
 		}
+		require.Equal(t, []int{1}, pgtest.Column[int](t, w.Owner, "SELECT count(DISTINCT xmin::text) FROM credit_notes"), "in one transaction")
 	})
 
 	t.Run("TwiceUnderTwoIDsAreRefused", func(t *testing.T) {

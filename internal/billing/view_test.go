@@ -70,7 +70,7 @@ func TestView(t *testing.T) {
 
 		order := w.order()
 		created, paid, first, second := order.Created(), order.Paid(), order.Refunded(500), order.Refunded(100)
-		w.Deliver(t, paid, first, created, second)
+		w.Deliver(t, paid, first, second, created)
 		require.Empty(t, w.DeadLetters(t))
 		require.Equal(t, &view{4, "paid", "EUR", 2975, 600}, w.view(t, order))
 	})

@@ -192,17 +192,25 @@ func (q *Queries) VerifyKeyList(ctx context.Context, db DBTX, afterTenant uuid.U
 	return items, nil
 }
 
-const verifyLogPosition = `-- name: VerifyLogPosition :one
-SELECT pg_current_wal_flush_lsn()::pg_lsn AS lsn
+const verifyMark = `-- name: VerifyMark :one
+SELECT
+  pg_current_wal_flush_lsn()::pg_lsn                          AS lsn,
+  (SELECT coalesce(max(tx_id), '0') FROM outbox_events)::xid8 AS last_tx_id
 `
 
-// VerifyLogPosition is a place in the log behind everything that can be seen
-// now: a commit is flushed before it is visible.
-func (q *Queries) VerifyLogPosition(ctx context.Context, db DBTX) (pglogrepl.LSN, error) {
-	row := db.QueryRow(ctx, verifyLogPosition)
-	var lsn pglogrepl.LSN
-	err := row.Scan(&lsn)
-	return lsn, err
+type VerifyMarkRow struct {
+	Lsn      pglogrepl.LSN
+	LastTxID uint64
+}
+
+// VerifyMark is a point that the pipeline passes: a place in the log behind
+// everything that can be seen now, since a commit is flushed before it is
+// visible, and the last transaction that wrote an event.
+func (q *Queries) VerifyMark(ctx context.Context, db DBTX) (VerifyMarkRow, error) {
+	row := db.QueryRow(ctx, verifyMark)
+	var i VerifyMarkRow
+	err := row.Scan(&i.Lsn, &i.LastTxID)
+	return i, err
 }
 
 const verifyNumberSeriesList = `-- name: VerifyNumberSeriesList :many
@@ -290,15 +298,21 @@ func (q *Queries) VerifyOutboxHorizon(ctx context.Context, db DBTX) (time.Time, 
 }
 
 const verifyRelayPassed = `-- name: VerifyRelayPassed :one
-SELECT coalesce(confirmed_flush_lsn >= $1::pg_lsn, false)::boolean AS passed
-FROM pg_catalog.pg_replication_slots
-WHERE slot_name = $2::text AND database = current_database()
+SELECT (
+  coalesce(slot.confirmed_flush_lsn >= $1::pg_lsn, false)
+  OR coalesce(record.snapshot_xmin > $2::xid8, false)
+)::boolean AS passed
+FROM pg_catalog.pg_replication_slots AS slot
+LEFT JOIN relay_position AS record ON record.slot_name = slot.slot_name
+WHERE slot.slot_name = $3::text AND slot.database = current_database()
 `
 
-// VerifyRelayPassed tells whether the relay has delivered everything up to a
-// position. No row: its slot is not there.
-func (q *Queries) VerifyRelayPassed(ctx context.Context, db DBTX, lsn pglogrepl.LSN, slotName string) (bool, error) {
-	row := db.QueryRow(ctx, verifyRelayPassed, lsn, slotName)
+// VerifyRelayPassed tells whether the relay has delivered everything before a
+// mark. With no more events to come its slot stays behind what it has written
+// itself; its record then says below which transaction everything is delivered.
+// No row: its slot is not there.
+func (q *Queries) VerifyRelayPassed(ctx context.Context, db DBTX, lsn pglogrepl.LSN, lastTxID uint64, slotName string) (bool, error) {
+	row := db.QueryRow(ctx, verifyRelayPassed, lsn, lastTxID, slotName)
 	var passed bool
 	err := row.Scan(&passed)
 	return passed, err

@@ -55,6 +55,7 @@ func TestIdempotencyKey(t *testing.T) {
 			}
 			require.Equal(t, before, w.written())
 		}
+		require.Contains(t, w.get("/metrics").Body.String(), "onceledger_http_replayed_total 12\n")
 	})
 
 	t.Run("GivesTheFirstAnswerHoweverMuchHasHappenedSince", func(t *testing.T) {

@@ -3,6 +3,7 @@ package httpapi_test
 import (
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -53,4 +54,26 @@ func TestWalk(t *testing.T) {
 	require.EqualValues(t, 0, balance["balance_amount"])
 	trial := w.get("/v1/ledger/trial-balance").json()
 	require.Equal(t, true, trial["totals"].([]any)[0].(map[string]any)["balanced"])
+}
+
+// TestClocks lets the API's clock be minutes off the database's, on either side
+// (R22): ids and times are then odd, and nothing else is.
+func TestClocks(t *testing.T) {
+	t.Parallel()
+
+	for name, off := range map[string]time.Duration{"Behind": -4 * time.Minute, "Ahead": 4 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+
+			w.handler = handler(w.db.Pool(t, "api"), func() time.Time { return time.Now().Add(off) }, w.db.Name)
+			path := w.paidOrder()
+			require.Equal(t, http.StatusCreated, w.post(path+"/refunds", `{"amount":2975,"reason":"damaged"}`).Code)
+			w.bill()
+			receipt := w.get(path + "/receipt").json()
+			require.Equal(t, true, receipt["complete"], receipt)
+			require.Len(t, receipt["ledger_entries"], 2)
+			require.Empty(t, receipt["dead_letters"])
+		})
+	}
 }

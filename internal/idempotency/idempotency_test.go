@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -100,6 +101,14 @@ func TestOnceTx(t *testing.T) {
 			require.Fail(t, "done a second time")
 			return idempotency.Answer{}, nil
 		}
+	}
+	// begin begins a transaction that ends with the test at the latest.
+	begin := func(t *testing.T, bundle *testBundle) pgx.Tx {
+		t.Helper()
+		tx, err := bundle.owner.Begin(t.Context())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+		return tx
 	}
 	stored := func(t *testing.T, bundle *testBundle) int {
 		t.Helper()
@@ -206,8 +215,12 @@ func TestOnceTx(t *testing.T) {
 			go func() {
 				_, replayed, err := once(t, bundle.api, bundle.tenant, request, func() (idempotency.Answer, error) {
 					started <- struct{}{}
-					<-goOn
-					return want, nil
+					select {
+					case <-goOn:
+						return want, nil
+					case <-t.Context().Done(): // the test has failed
+						return want, t.Context().Err()
+					}
 				})
 				done <- replayed && err == nil
 			}()
@@ -232,9 +245,8 @@ func TestOnceTx(t *testing.T) {
 		t.Parallel()
 		bundle := setup(t)
 
-		holder, err := bundle.owner.Begin(t.Context())
-		require.NoError(t, err)
-		_, _, err = idempotency.OnceTx(t.Context(), holder, bundle.tenant, request, gives(idempotency.Answer{Status: 500}))
+		holder := begin(t, bundle)
+		_, _, err := idempotency.OnceTx(t.Context(), holder, bundle.tenant, request, gives(idempotency.Answer{Status: 500}))
 		require.NoError(t, err)
 		second := make(chan error, 1)
 		go func() {
@@ -256,9 +268,8 @@ func TestOnceTx(t *testing.T) {
 		t.Parallel()
 		bundle := setup(t)
 
-		holder, err := bundle.owner.Begin(t.Context())
-		require.NoError(t, err)
-		_, _, err = idempotency.OnceTx(t.Context(), holder, bundle.tenant, request, gives(want))
+		holder := begin(t, bundle)
+		_, _, err := idempotency.OnceTx(t.Context(), holder, bundle.tenant, request, gives(want))
 		require.NoError(t, err)
 		_, _, err = once(t, bundle.impatient, bundle.tenant, request, mustNotRun(t))
 		require.ErrorIs(t, err, idempotency.ErrInProgress)
@@ -279,10 +290,8 @@ func TestOnceTx(t *testing.T) {
 		t.Parallel()
 		bundle := setup(t)
 
-		holder, err := bundle.owner.Begin(t.Context())
-		require.NoError(t, err)
-		defer holder.Rollback(t.Context()) //nolint:errcheck // holds a lock and nothing else
-		_, err = holder.Exec(t.Context(), "LOCK TABLE orders")
+		holder := begin(t, bundle)
+		_, err := holder.Exec(t.Context(), "LOCK TABLE orders")
 		require.NoError(t, err)
 		err = tenants.InTx(t.Context(), bundle.impatient, bundle.tenant, func(tx pgx.Tx) error {
 			_, _, err := idempotency.OnceTx(t.Context(), tx, bundle.tenant, request, func() (idempotency.Answer, error) {

@@ -116,7 +116,7 @@ func (in *Inbox) settle(ctx context.Context, batch []*delivery) error {
 			return err
 		}
 		return in.settle(ctx, batch[middle:])
-	case postgres.DataFault(err) && batch[0].verdict() == nil:
+	case postgres.DataFault(err) && batch[0].fault == nil && batch[0].refusal == nil:
 		batch[0].fault = &Fault{ClassData, err.Error()}
 		return in.settle(ctx, batch)
 	default:
@@ -168,19 +168,24 @@ func (in *Inbox) sortOutTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (o
 	// In order: what fails holds back what follows it in the same aggregate.
 	var candidates, held, again []*delivery
 	first := make(map[uuid.UUID]*delivery, len(batch))
+	die := func(d *delivery, fault Fault) {
+		result.dead = append(result.dead, dead{d, fault})
+		if fault.Class.parks() && d.event.AggregateID != uuid.Nil {
+			blocked[d.event.AggregateID] = true
+		}
+	}
 	for _, d := range batch {
 		switch {
 		case d.skip:
 			result.skipped = append(result.skipped, d)
-		case d.verdict() != nil:
-			result.dead = append(result.dead, dead{d, *d.verdict()})
-			if d.verdict().Class.parks() && d.event.AggregateID != uuid.Nil {
-				blocked[d.event.AggregateID] = true
-			}
+		case d.fault != nil:
+			die(d, *d.fault)
 		case first[d.event.ID] != nil:
 			again = append(again, d)
 		case blocked[d.event.AggregateID]:
 			held = append(held, d)
+		case d.refusal != nil:
+			die(d, *d.refusal)
 		default:
 			first[d.event.ID] = d
 			candidates = append(candidates, d)

@@ -68,14 +68,6 @@ type delivery struct {
 	refusal     *Fault // why the handler refuses it, as long as what is before it stands
 }
 
-// verdict is why the record cannot be applied, or nil.
-func (d *delivery) verdict() *Fault {
-	if d.fault != nil {
-		return d.fault
-	}
-	return d.refusal
-}
-
 // furthestAhead is how far an id's time may be ahead of this process's clock.
 const furthestAhead = 24 * time.Hour
 

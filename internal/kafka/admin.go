@@ -151,10 +151,8 @@ func GroupLag(ctx context.Context, brokers, group, topic string) (committed, end
 // Reachable asks the brokers for a sign of life.
 func Reachable(ctx context.Context, brokers string) error {
 	return withAdmin(brokers, func(admin *kafka.AdminClient) error {
-		if _, err := admin.DescribeCluster(ctx); err != nil {
-			return fmt.Errorf("no Kafka broker answers at %s: %w", brokers, err)
-		}
-		return nil
+		_, err := admin.DescribeCluster(ctx)
+		return err
 	})
 }
 
@@ -170,7 +168,13 @@ func withAdmin(brokers string, use func(*kafka.AdminClient) error) error {
 		return fmt.Errorf("Kafka admin client: %w", err)
 	}
 	defer admin.Close()
-	return use(admin)
+
+	err = use(admin)
+	fault, ok := errors.AsType[kafka.Error](err)
+	if ok && fault.IsTimeout() || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("no Kafka broker answers at %s: %w", brokers, err)
+	}
+	return err
 }
 
 // countPartitions counts each topic's partitions. A missing topic has none.

@@ -87,4 +87,6 @@ func TestReachable(t *testing.T) {
 	defer cancel()
 	err := kafka.Reachable(ctx, broker.Brokers())
 	require.ErrorContains(t, err, "no Kafka broker answers at "+broker.Brokers())
+	_, _, err = kafka.GroupLag(ctx, broker.Brokers(), group, "order.events")
+	require.ErrorContains(t, err, "no Kafka broker answers at "+broker.Brokers())
 }

@@ -33,16 +33,16 @@ func BenchmarkConsumer(b *testing.B) {
 	}
 	for range b.N {
 		key := uuid.New()
-		client.Produce(context.Background(), &kgo.Record{Key: key[:], Value: sample.Value, Headers: headers}, nil)
+		client.Produce(b.Context(), &kgo.Record{Key: key[:], Value: sample.Value, Headers: headers}, nil)
 	}
-	require.NoError(b, client.Flush(context.Background()))
+	require.NoError(b, client.Flush(b.Context()))
 	client.Close()
 
 	consumer, err := kafka.NewConsumer(kafka.ConsumerConfig{
 		Brokers: world.broker.Brokers(), Group: group, Topics: []string{world.topic}, Log: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(b, err)
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(b.Context())
 	records, batches := 0, 0
 	var started time.Time
 	b.ReportAllocs()

@@ -2,6 +2,7 @@ package kafka_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -372,6 +373,43 @@ func TestConsumerRebalance(t *testing.T) {
 		for _, record := range batch.records {
 			require.Equal(t, 2, world.timesApplied(record))
 		}
+	})
+
+	t.Run("LosesNothingWhileMembersComeAndGo", func(t *testing.T) {
+		t.Parallel()
+		world := newWorld(t, 6)
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		random := rand.New(rand.NewPCG(seed, 0))
+
+		start := func(slot int) *member {
+			config := kafka.ConsumerConfig{MaxBatch: 7, DrainTimeout: time.Nanosecond}
+			if slot == 0 {
+				config.InstanceID = "worker-1"
+			}
+			member := world.join(t, config)
+			go member.serve()
+			return member
+		}
+		members := []*member{start(0), start(1), start(2)}
+		for range 12 {
+			slot := random.IntN(len(members))
+			switch random.IntN(3) {
+			case 0:
+				require.NoError(t, members[slot].stop(t))
+				members[slot] = start(slot)
+			case 1:
+				members[slot].failing.Store(true)
+			case 2:
+				members[slot].failing.Store(false)
+			}
+			world.produce(t, 20)
+		}
+		for _, member := range members {
+			member.failing.Store(false)
+		}
+		world.waitBehind(t, 0)
+		world.requireAllInOrder(t)
 	})
 
 	t.Run("LetsASpareMemberBeReady", func(t *testing.T) {

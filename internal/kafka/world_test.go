@@ -28,7 +28,7 @@ const group = "billing"
 var errOutage = errors.New("the database is away")
 
 // patience is for what must happen; nothing waits so long when all is well.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // world is a broker with one topic, and the database that the members of one
 // group apply records to.

@@ -179,40 +179,41 @@ func TestDatabaseRefuses(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil            func(w *world, entry *raw)
 		code, constraint string
+		says             string
 	}{
 		"NothingInAnEntryThatIsRight": {spoil: func(*world, *raw) {}},
 
-		"AnEntryWithoutLines": {func(_ *world, e *raw) { e.lines = nil }, "23000", ""},
-		"AnAmountOfZero":      {func(_ *world, e *raw) { e.lines[0].amount = 0 }, "23514", "ledger_lines_amount_positive"},
-		"ANegativeAmount":     {func(_ *world, e *raw) { e.lines[0].amount = -100 }, "23514", "ledger_lines_amount_positive"},
-		"DebitAndCreditAlike": {func(_ *world, e *raw) { e.lines[0].debit = "revenue" }, "23514", "ledger_lines_accounts_differ"},
+		"AnEntryWithoutLines": {func(_ *world, e *raw) { e.lines = nil }, "23000", "", "has no lines"},
+		"AnAmountOfZero":      {func(_ *world, e *raw) { e.lines[0].amount = 0 }, "23514", "ledger_lines_amount_positive", ""},
+		"ANegativeAmount":     {func(_ *world, e *raw) { e.lines[0].amount = -100 }, "23514", "ledger_lines_amount_positive", ""},
+		"DebitAndCreditAlike": {func(_ *world, e *raw) { e.lines[0].debit = "revenue" }, "23514", "ledger_lines_accounts_differ", ""},
 		"AnUnknownDebitAccount": {
-			func(_ *world, e *raw) { e.lines[0].debit = "nowhere" }, "23503", "ledger_lines_debit_account_fkey",
+			func(_ *world, e *raw) { e.lines[0].debit = "nowhere" }, "23503", "ledger_lines_debit_account_fkey", "",
 		},
 		"AnUnknownCreditAccount": {
-			func(_ *world, e *raw) { e.lines[0].credit = "nowhere" }, "23503", "ledger_lines_credit_account_fkey",
+			func(_ *world, e *raw) { e.lines[0].credit = "nowhere" }, "23503", "ledger_lines_credit_account_fkey", "",
 		},
 		"ACurrencyWithoutAccounts": {
-			func(_ *world, e *raw) { e.currency, e.lines[0].currency = "GBP", "GBP" }, "23503", "ledger_lines_debit_account_fkey",
+			func(_ *world, e *raw) { e.currency, e.lines[0].currency = "GBP", "GBP" }, "23503", "ledger_lines_debit_account_fkey", "",
 		},
-		"ALineInAnotherCurrencyThanItsEntry": {func(_ *world, e *raw) { e.lines[0].currency = "USD" }, "23000", ""},
+		"ALineInAnotherCurrencyThanItsEntry": {func(_ *world, e *raw) { e.lines[0].currency = "USD" }, "23000", "", "the currency of its entry"},
 		"ASecondLineInAnotherCurrency": {
 			func(_ *world, e *raw) {
 				e.lines = append(e.lines, e.lines[0])
 				e.lines[1].currency = "USD"
-			}, "23000", "",
+			}, "23000", "", "the currency of its entry",
 		},
 		"ALineOfAnotherTenant": {
-			func(w *world, e *raw) { e.lines[0].tenant = w.other }, "23503", "ledger_lines_entry_fkey",
+			func(w *world, e *raw) { e.lines[0].tenant = w.other }, "23503", "ledger_lines_entry_fkey", "",
 		},
-		"ALineOfNoEntry": {func(_ *world, e *raw) { e.lines[0].event = newID() }, "23503", "ledger_lines_entry_fkey"},
-		"AnUnknownKind":  {func(_ *world, e *raw) { e.kind = "gift" }, "23514", "ledger_entries_kind_known"},
+		"ALineOfNoEntry": {func(_ *world, e *raw) { e.lines[0].event = newID() }, "23503", "ledger_lines_entry_fkey", ""},
+		"AnUnknownKind":  {func(_ *world, e *raw) { e.kind = "gift" }, "23514", "ledger_entries_kind_known", ""},
 		"AReversalOfNothing": {
-			func(_ *world, e *raw) { e.reverses = new(newID()) }, "23503", "ledger_entries_reverses_fkey",
+			func(_ *world, e *raw) { e.reverses = new(newID()) }, "23503", "ledger_entries_reverses_fkey", "",
 		},
-		"ATransactionIdChosenByHand": {func(_ *world, e *raw) { e.txID = "'4711'::xid8" }, "23000", ""},
+		"ATransactionIdChosenByHand": {func(_ *world, e *raw) { e.txID = "'4711'::xid8" }, "23000", "", "its own transaction"},
 		"TheTransactionIdOfAnother": {
-			func(_ *world, e *raw) { e.txID = "(SELECT max(tx_id) FROM ledger_entries)" }, "23000", "",
+			func(_ *world, e *raw) { e.txID = "(SELECT max(tx_id) FROM ledger_entries)" }, "23000", "", "its own transaction",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -229,6 +230,7 @@ func TestDatabaseRefuses(t *testing.T) {
 				return
 			}
 			requireRefused(t, err, test.code, test.constraint)
+			require.ErrorContains(t, err, test.says)
 			require.True(t, postgres.DataFault(err), "the inbox must take it for a fault of the event")
 			require.Equal(t, before, w.content(t))
 		})

@@ -4,30 +4,31 @@ import (
 	"context"
 	"errors"
 
-	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceledger/onceledger/internal/db"
 )
 
-// watermark is a point that the pipeline passes: first the relay a position in
-// the log, then the consumer where the topic ended when the relay had.
+// watermark is a point that the pipeline passes: first the relay a mark in the
+// database, then the consumer where the topic ended when the relay had.
 type watermark struct {
-	position pglogrepl.LSN
-	ends     map[int32]int64
+	relay *db.VerifyMarkRow
+	ends  map[int32]int64
 }
 
 // passed tells whether the pipeline is past everything that was committed when
 // the mark was new. It sets a new mark itself. A part of the pipeline that
 // cannot be asked has passed nothing; a note says so.
 func (r *run) passed(ctx context.Context, mark *watermark) (bool, error) {
-	if mark.position == 0 {
-		position, err := r.queries.VerifyLogPosition(ctx, r.DB)
+	if mark.relay == nil {
+		now, err := r.queries.VerifyMark(ctx, r.DB)
 		if err != nil {
 			return false, err
 		}
-		mark.position = position
+		mark.relay = &now
 	}
 	if mark.ends == nil {
-		passed, err := r.queries.VerifyRelayPassed(ctx, r.DB, mark.position, r.Slot)
+		passed, err := r.queries.VerifyRelayPassed(ctx, r.DB, mark.relay.Lsn, mark.relay.LastTxID, r.Slot)
 		if errors.Is(err, pgx.ErrNoRows) {
 			r.report.note("The relay has no replication slot %s here, so nothing counts as delivered.", r.Slot)
 			return false, nil
