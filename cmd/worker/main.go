@@ -71,7 +71,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 	}
 
 	defer w.close()
-	for _, open := range []func(context.Context) error{w.openJanitor, w.openBilling, w.openRelay} {
+	for _, open := range []func(context.Context) error{w.openJanitor, w.openTopics, w.openBilling, w.openRelay} {
 		if err := open(ctx); err != nil {
 			return err
 		}

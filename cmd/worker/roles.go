@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -150,6 +151,37 @@ func (w *worker) openJanitor(ctx context.Context) error {
 	w.checks = append(w.checks, telemetry.Check{Name: config.RoleJanitor, Ask: func(ctx context.Context) error {
 		return janitor.CheckPartitions(ctx, pool, w.now())
 	}})
+	return nil
+}
+
+// openTopics has the topics looked at until they are as they should be: a
+// consumer of a topic that is not there waits without a word.
+func (w *worker) openTopics(context.Context) error {
+	if !w.env.Has(config.RoleBilling) && !w.env.Has(config.RoleRelay) {
+		return nil
+	}
+	var fault atomic.Pointer[string]
+	fault.Store(new("not looked at yet"))
+	w.roles = append(w.roles, func(ctx context.Context) error {
+		for {
+			err := kafka.CheckTopics(ctx, w.env.Brokers, []kafka.TopicSpec{
+				{Name: event.OrderEvents, Partitions: 1}, {Name: event.BillingEvents, Partitions: 1},
+			})
+			if err == nil {
+				fault.Store(new(""))
+				return nil
+			}
+			if text := err.Error(); ctx.Err() == nil && text != *fault.Swap(&text) {
+				w.log.WarnContext(ctx, "topics are not as they should be", "error", err)
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(time.Second):
+			}
+		}
+	})
+	w.addCheck("topics", func() (bool, string) { return *fault.Load() == "", *fault.Load() })
 	return nil
 }
 

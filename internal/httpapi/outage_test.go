@@ -68,7 +68,7 @@ func TestOutage(t *testing.T) {
 		paid := w.paidOrder()
 		before := w.written()
 
-		server.Kill()
+		w.kill(server)
 		begin := time.Now()
 		requireTryAgain(t, w.postKey("/v1/orders", oneBook, "k"))
 		requireTryAgain(t, w.postKey(paid+"/refunds", `{"amount":1,"reason":"damaged"}`, "k2"))
@@ -159,6 +159,21 @@ func TestOutage(t *testing.T) {
 		require.Equal(t, http.StatusOK, again.Code, again.Body)
 		require.Empty(t, again.Header().Get("Idempotency-Replayed"))
 	})
+}
+
+// kill ends the database server, and waits until none of its processes answers
+// any more: one that has not noticed yet still commits.
+func (w *world) kill(server *pgtest.Instance) {
+	w.t.Helper()
+	server.Kill()
+	const connections = 8 // of the pool
+	failed := 0
+	require.Eventually(w.t, func() bool {
+		if failed++; w.get("/v1/orders").Code != http.StatusServiceUnavailable {
+			failed = 0
+		}
+		return failed > connections
+	}, 30*time.Second, 5*time.Millisecond)
 }
 
 // hold locks an order's row until the transaction it returns is over.

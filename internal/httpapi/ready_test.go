@@ -195,7 +195,7 @@ func TestReady(t *testing.T) {
 
 		server := pgtest.Server(t)
 		w := newWorldOn(t, server.New(t))
-		server.Kill()
+		w.kill(server)
 		begin := time.Now()
 		checks, ready := w.checks()
 		require.False(t, ready)

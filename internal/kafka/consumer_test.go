@@ -228,7 +228,7 @@ func TestConsumerRun(t *testing.T) {
 		go member.serve()
 		world.waitBehind(t, 0)
 		world.requireEachOnceInOrder(t)
-		require.EqualValues(t, 1, fault.Hits())
+		require.Equal(t, 1, fault.Hits())
 		require.Equal(t, 1.0, member.metric(t, "commit_failures_total", ""))
 	})
 }

@@ -210,6 +210,20 @@ func TestRelayStarts(t *testing.T) {
 		require.Len(t, bench.records, 20, "after an orderly stop nothing comes twice")
 	})
 
+	// What was wrong may have been put right while no relay was there.
+	t.Run("StuckOnlyUntilNothingIsLeftToSend", func(t *testing.T) {
+		t.Parallel()
+
+		bench := setup(t)
+		relay := bench.start(t)
+		bench.waitFor(t, outbox.StateStreaming)
+		require.NoError(t, relay.stop())
+		_, err := bench.pool.Exec(t.Context(), "UPDATE relay_status SET state = 'stuck', detail = 'a reason' WHERE slot_name = $1", bench.slot)
+		require.NoError(t, err)
+		bench.start(t)
+		bench.waitFor(t, outbox.StateStreaming)
+	})
+
 	setupFaults := map[string]struct{ spoil, says string }{
 		"WithoutPublication": {
 			"DROP PUBLICATION onceledger_outbox", "no publication onceledger_outbox: run the migrations"},
@@ -278,6 +292,43 @@ func TestRelayTakesTurns(t *testing.T) {
 	bench.receive(t, 20)
 	require.Len(t, bench.records, 20)
 	require.Equal(t, "streaming", bench.status(t))
+}
+
+// The relay's own writing moves the log: it must not take that for news.
+func TestRelayComesToRest(t *testing.T) {
+	t.Parallel()
+
+	bench := setup(t)
+	bench.start(t)
+	bench.waitFor(t, outbox.StateStreaming)
+	bench.commit(t, newOrders(t, 1).event(t))
+	bench.receive(t, 1)
+	bench.waitForRecord(t)
+	stored := func() (at time.Time) {
+		require.NoError(t, bench.pool.QueryRow(t.Context(), "SELECT updated_at FROM relay_position WHERE slot_name = $1", bench.slot).Scan(&at))
+		return at
+	}
+	last := stored()
+	// Others write a little at each tick.
+	var replies int
+	var reply, previous time.Time
+	for replies < 40 {
+		require.NoError(t, bench.pool.QueryRow(t.Context(), `
+			SELECT reply_time FROM pg_stat_replication
+			WHERE pid = (SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1)`, bench.slot).Scan(&reply))
+		if !reply.Equal(previous) {
+			replies++
+			previous = reply
+			_, err := bench.pool.Exec(t.Context(), "SELECT pg_logical_emit_message(true, 'x', 'x')")
+			require.NoError(t, err)
+		}
+	}
+	require.Equal(t, last, stored(), "40 ticks later")
+
+	// A megabyte is worth a record, or the log would be kept for ever.
+	_, err := bench.pool.Exec(t.Context(), "SELECT pg_logical_emit_message(true, 'x', repeat('x', 2000000))")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return stored().After(last) }, 20*time.Second, 10*time.Millisecond)
 }
 
 func TestRelayStopsAtOnce(t *testing.T) {

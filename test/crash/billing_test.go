@@ -31,27 +31,12 @@ func TestTwoWorkersWithOnePartition(t *testing.T) {
 		second = s.Worker(t, "second", "billing")
 		require.NoError(t, second.StartReady(), "without a partition")
 
-		// Document numbers are taken last in the transaction.
-		numbers, err := s.Owner.Begin(t.Context())
-		require.NoError(t, err)
-		_, err = numbers.Exec(t.Context(), "SELECT FROM document_numbers FOR UPDATE")
-		require.NoError(t, err)
+		release := s.Hold(t, stack.DocumentNumbers)
 		load = s.StartLoad(t, api, 4, 2)
-		waitBlocked := func(process *stack.Process, by string) {
-			t.Helper()
-			require.NoError(t, process.WaitFor("wait in Postgres for "+by, func() (blocked bool, err error) {
-				err = s.Owner.QueryRow(t.Context(), `
-					SELECT EXISTS (
-					  SELECT FROM pg_stat_activity AS waiting
-					  JOIN pg_stat_activity AS other ON other.pid = ANY (pg_blocking_pids(waiting.pid))
-					  WHERE waiting.application_name = 'onceledger-billing' AND other.application_name = $1)`, by).Scan(&blocked)
-				return blocked, err
-			}))
-		}
-		waitBlocked(first, "")
+		s.WaitBlocked(t, stack.Billing, stack.Test)
 		require.NoError(t, first.Signal(syscall.SIGSTOP))
-		waitBlocked(second, "onceledger-billing")
-		require.NoError(t, numbers.Rollback(t.Context()))
+		s.WaitBlocked(t, stack.Billing, stack.Billing)
+		release()
 		return s, api, first, second, load
 	}
 

@@ -10,17 +10,27 @@ import (
 )
 
 // Goal: when Postgres crashes, every process stays, says that it is not ready,
-// and goes on when Postgres is back; no request is lost or done twice.
-// Method: under load, kill -9 the server and start it again, and once more.
+// and goes on when Postgres is back; no request or event is lost or done twice.
+// Method: under load, with the API and billing each inside a transaction, kill
+// -9 the server; see both report it; start it again.
 func TestPostgresIsKilled(t *testing.T) {
 	t.Parallel()
 
 	s := stack.New(t)
 	api, worker := s.API(t), s.Worker(t, "worker", stack.AllRoles)
 	stack.StartAll(t, api, worker)
-	load := s.StartLoad(t, api, 8, 1)
-	for range 2 * *rounds {
-		require.NoError(t, load.Advance(60))
+	s.Run(t, api, 8, 20, 1)
+	for round := range uint64(2 * *rounds) {
+		s.Hold(t, stack.DocumentNumbers)
+		paying := s.StartLoad(t, api, 4, 2+round)
+		s.WaitBlocked(t, stack.Billing, stack.Test)
+		s.Hold(t, stack.Payments)
+		toPay := s.StartLoad(t, api, 4, 2+round)
+		s.WaitBlocked(t, stack.API, stack.Test)
+
+		before, err := worker.Metric("onceledger_consumer_retries_total")
+		require.NoError(t, err)
+
 		s.Server.Kill()
 		for _, process := range []*stack.Process{api, worker} {
 			require.NoError(t, process.WaitFor("say that it is not ready", func() (bool, error) {
@@ -31,11 +41,16 @@ func TestPostgresIsKilled(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, http.StatusOK, status)
 		}
+		require.NoError(t, worker.WaitFor("try again and again", func() (bool, error) {
+			retries, err := worker.Metric("onceledger_consumer_retries_total")
+			return retries >= before+2, err
+		}))
 		require.NoError(t, s.Server.Restart(t.Context()))
 		require.NoError(t, api.WaitReady())
 		require.NoError(t, worker.WaitReady())
+		require.NoError(t, paying.Finish(4))
+		require.NoError(t, toPay.Finish(4))
 	}
-	require.NoError(t, load.Finish(60))
 	counts := s.RequireBooks(t, api)
 	require.Positive(t, counts.Unknown, "no request was under way when the server died")
 }

@@ -1,12 +1,18 @@
 package crash_test
 
 import (
+	"net/http"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/onceledger/onceledger/internal/event"
 	"github.com/onceledger/onceledger/internal/kafkatest"
 	"github.com/onceledger/onceledger/test/stack"
 )
@@ -97,6 +103,31 @@ func TestRelayEndsWhileTheBrokerIsAway(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Goal: a broker that refuses events stops the relay, with its reason shown by
+// every process that waits for it; nothing is left out.
+// Method: have the broker deny writing to the topic for a while, under load.
+func TestBrokerRefuses(t *testing.T) {
+	t.Parallel()
+
+	s := stack.New(t)
+	api, worker := s.API(t), s.Worker(t, "worker", stack.AllRoles)
+	stack.StartAll(t, api, worker)
+	s.Run(t, api, 4, 8, 1)
+	denial := s.Broker.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: event.OrderEvents, Err: kerr.TopicAuthorizationFailed, Count: -1})
+	load := s.StartLoad(t, api, 4, 2)
+	for _, process := range []*stack.Process{api, worker} {
+		require.NoError(t, process.WaitFor("say that the relay is stuck", func() (bool, error) {
+			status, text, err := process.Get("/readyz")
+			return status == http.StatusServiceUnavailable && strings.Contains(text, "stuck") && strings.Contains(text, event.OrderEvents), err
+		}))
+	}
+	denial.Remove()
+	require.NoError(t, api.WaitReady())
+	require.NoError(t, worker.WaitReady())
+	require.NoError(t, load.Finish(8))
+	s.RequireBooks(t, api)
 }
 
 // waitForReply waits until the relay has been sent everything that is committed

@@ -3,7 +3,6 @@ package e2e_test
 import (
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceledger/onceledger/test/stack"
@@ -51,33 +50,16 @@ func TestStopIsBounded(t *testing.T) {
 		s.Run(t, api, 4, 8, 1)
 		return s, api, relay, billing
 	}
-	// lock takes a lock that a process then waits for.
-	lock := func(t *testing.T, s *stack.Stack, sql string) pgx.Tx {
-		t.Helper()
-		tx, err := s.Owner.Begin(t.Context())
-		require.NoError(t, err)
-		_, err = tx.Exec(t.Context(), sql)
-		require.NoError(t, err)
-		return tx
-	}
-	waitForWaiter := func(t *testing.T, s *stack.Stack, name string) {
-		t.Helper()
-		require.NoError(t, stack.Wait(t.Context(), func() (waits bool, err error) {
-			err = s.Owner.QueryRow(t.Context(), `
-				SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1 AND wait_event_type = 'Lock')`, name).Scan(&waits)
-			return waits, err
-		}))
-	}
 
 	t.Run("Billing", func(t *testing.T) {
 		t.Parallel()
 
 		s, api, _, billing := setup(t)
-		tx := lock(t, s, "SELECT FROM document_numbers FOR UPDATE")
+		release := s.Hold(t, stack.DocumentNumbers)
 		load := s.StartLoad(t, api, 4, 2)
-		waitForWaiter(t, s, "onceledger-billing")
+		s.WaitBlocked(t, stack.Billing, stack.Test)
 		require.NoError(t, billing.Stop())
-		require.NoError(t, tx.Rollback(t.Context()))
+		release()
 		require.NoError(t, billing.StartReady())
 		require.NoError(t, load.Finish(8))
 		s.RequireBooks(t, api)
@@ -104,12 +86,12 @@ func TestStopIsBounded(t *testing.T) {
 		t.Parallel()
 
 		s, api, _, _ := setup(t)
-		tx := lock(t, s, "LOCK TABLE payments")
+		release := s.Hold(t, stack.Payments)
 		load := s.StartLoad(t, api, 4, 2)
-		waitForWaiter(t, s, "onceledger-api")
+		s.WaitBlocked(t, stack.API, stack.Test)
 		require.ErrorContains(t, api.Stop(), "exit status 1", "it says that requests were cut off")
 		require.Contains(t, api.Log(), "requests were still in hand")
-		require.NoError(t, tx.Rollback(t.Context()))
+		release()
 		require.NoError(t, api.StartReady())
 		require.NoError(t, load.Finish(8))
 		s.RequireBooks(t, api)

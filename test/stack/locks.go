@@ -1,0 +1,49 @@
+package stack
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Hold runs a statement that takes locks, and holds them until release. With
+// them a test stops a process inside a transaction, at a place of its choice.
+func (s *Stack) Hold(t testing.TB, sql string) (release func()) {
+	t.Helper()
+	tx, err := s.Owner.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), sql)
+	require.NoError(t, err)
+	end := func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) } // the server may be dead
+	t.Cleanup(end)
+	return end
+}
+
+// What to Hold. Document numbers are the last thing that billing takes in its
+// transaction; the payment is the first that the API writes for one.
+const (
+	DocumentNumbers = "SELECT FROM document_numbers FOR UPDATE"
+	Payments        = "LOCK TABLE payments IN EXCLUSIVE MODE"
+)
+
+// The names by which processes are known to Postgres; the test's own is "".
+const (
+	API     = "onceledger-api"
+	Billing = "onceledger-billing"
+	Test    = ""
+)
+
+// WaitBlocked waits until one process waits in Postgres for a lock of another.
+func (s *Stack) WaitBlocked(t testing.TB, waiting, holding string) {
+	t.Helper()
+	require.NoError(t, Wait(t.Context(), func() (blocked bool, err error) {
+		err = s.Owner.QueryRow(t.Context(), `
+			SELECT EXISTS (
+			  SELECT FROM pg_stat_activity AS waiting
+			  JOIN pg_stat_activity AS holding ON holding.pid = ANY (pg_blocking_pids(waiting.pid))
+			  WHERE waiting.application_name = $1 AND holding.application_name = $2)`, waiting, holding).Scan(&blocked)
+		return blocked, err
+	}), fmt.Sprintf("%q does not wait for %q", waiting, holding))
+}
