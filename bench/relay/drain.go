@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"runtime/pprof"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -94,11 +93,6 @@ func relay(ctx context.Context, config drainConfig) error {
 	})
 	if err != nil {
 		return err
-	}
-	if f := os.Getenv("RELAY_PROFILE"); f != "" {
-		w, _ := os.Create(f)
-		pprof.StartCPUProfile(w)
-		defer pprof.StopCPUProfile()
 	}
 	return r.Run(ctx)
 }

@@ -24,8 +24,14 @@ CREATE TABLE api_keys (
 );
 CREATE INDEX api_keys_tenant_id_idx ON api_keys (tenant_id, created_at);
 
--- The API finds the tenant by the key's hash, before it knows the tenant, so
--- these two tables have no row security; the hash itself cannot be listed.
-GRANT SELECT (id, tenant_id, key_hash, revoked_at) ON api_keys TO onceledger_api;
-GRANT SELECT (id) ON tenants TO onceledger_api;
+-- The API has no rights on either table: by a key's hash, and by nothing else, it
+-- is told whose the key is.
+CREATE FUNCTION api_key_tenant(hash bytea) RETURNS uuid
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT tenant_id FROM public.api_keys WHERE key_hash = hash AND revoked_at IS NULL
+$$;
+REVOKE EXECUTE ON FUNCTION api_key_tenant(bytea) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION api_key_tenant(bytea) TO onceledger_api;
+
+ALTER TABLE api_keys ENABLE ROW LEVEL SECURITY;
 GRANT SELECT ON tenants TO onceledger_verify;

@@ -84,7 +84,8 @@ GRANT SELECT, INSERT ON outbox_events TO onceledger_api;
 GRANT INSERT ON outbox_events TO onceledger_worker;
 GRANT SELECT ON outbox_events TO onceledger_relay, onceledger_verify;
 GRANT SELECT, INSERT, UPDATE ON relay_position, relay_status TO onceledger_relay;
-GRANT SELECT ON relay_position, relay_status TO onceledger_api, onceledger_verify;
+GRANT SELECT ON relay_status TO onceledger_api;
+GRANT SELECT ON relay_position TO onceledger_verify;
 
 -- The janitor makes and drops partitions, which takes ownership.
 ALTER TABLE outbox_events OWNER TO onceledger_janitor;

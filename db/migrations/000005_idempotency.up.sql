@@ -18,11 +18,9 @@ CREATE TABLE idempotency_keys (
   CONSTRAINT idempotency_keys_key_hash_length CHECK (octet_length(key_hash) = 16),
   CONSTRAINT idempotency_keys_fingerprint_length CHECK (octet_length(fingerprint) = 32)
 );
-CREATE INDEX idempotency_keys_created_at_idx ON idempotency_keys (created_at);
 
 ALTER TABLE idempotency_keys ENABLE ROW LEVEL SECURITY;
 CREATE POLICY idempotency_keys_api ON idempotency_keys TO onceledger_api USING (tenant_id = current_tenant_id());
-CREATE POLICY idempotency_keys_janitor ON idempotency_keys TO onceledger_janitor USING (true);
 
-GRANT SELECT, INSERT, UPDATE ON idempotency_keys TO onceledger_api;
-GRANT SELECT, DELETE ON idempotency_keys TO onceledger_janitor;
+GRANT SELECT, INSERT ON idempotency_keys TO onceledger_api;
+GRANT UPDATE (status, content_type, location, body) ON idempotency_keys TO onceledger_api;

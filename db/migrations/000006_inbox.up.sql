@@ -56,18 +56,15 @@ CREATE INDEX dead_letters_parking_idx ON dead_letters (consumer, aggregate_id)
   WHERE state = 'open' AND aggregate_id IS NOT NULL
     AND class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused');
 CREATE INDEX dead_letters_tenant_idx ON dead_letters (tenant_id, aggregate_id);
-CREATE INDEX dead_letters_event_id_idx ON dead_letters (event_id) WHERE state = 'open';
 
 ALTER TABLE processed_events ENABLE ROW LEVEL SECURITY;
 ALTER TABLE dead_letters ENABLE ROW LEVEL SECURITY;
 CREATE POLICY processed_events_api ON processed_events FOR SELECT TO onceledger_api USING (tenant_id = current_tenant_id());
 CREATE POLICY dead_letters_api ON dead_letters FOR SELECT TO onceledger_api USING (tenant_id = current_tenant_id());
 CREATE POLICY processed_events_services ON processed_events TO onceledger_worker, onceledger_verify USING (true);
-CREATE POLICY dead_letters_services ON dead_letters
-  TO onceledger_worker, onceledger_verify, onceledger_janitor USING (true);
+CREATE POLICY dead_letters_services ON dead_letters TO onceledger_worker, onceledger_verify USING (true);
 
 GRANT SELECT ON processed_events, dead_letters TO onceledger_api, onceledger_verify;
-GRANT SELECT ON dead_letters TO onceledger_janitor;
 GRANT SELECT, INSERT ON processed_events, dead_letters TO onceledger_worker;
 
 ALTER TABLE processed_events OWNER TO onceledger_janitor;

@@ -68,15 +68,19 @@ SELECT * FROM relay_status WHERE slot_name = @slot_name;
 -- name: SnapshotXmin :one
 SELECT pg_snapshot_xmin(pg_current_snapshot())::xid8 AS xmin;
 
--- OutboxListSince is a page of the events written by transactions from since_xmin
--- on, by aggregate and version, after the event that the other parameters name.
+-- OutboxListSince names the events written by transactions from since_xmin on,
+-- each aggregate's by version. Ids alone: a gap may be long.
 -- name: OutboxListSince :many
+SELECT id
+FROM outbox_events
+WHERE tx_id >= @since_xmin
+ORDER BY tenant_id, aggregate_id, aggregate_type, aggregate_version, id;
+
+-- OutboxGetMany reads events in the order of their ids in the list.
+-- name: OutboxGetMany :many
 SELECT
   id, tenant_id, aggregate_type, aggregate_id, aggregate_version,
   event_type, schema_version, payload, traceparent, occurred_at
-FROM outbox_events
-WHERE tx_id >= @since_xmin
-  AND (tenant_id, aggregate_id, aggregate_type, aggregate_version, id)
-    > (@tenant_id, @aggregate_id, @aggregate_type::text, @aggregate_version::bigint, @id)
-ORDER BY tenant_id, aggregate_id, aggregate_type, aggregate_version, id
-LIMIT @page_size;
+FROM unnest(@ids::uuid[]) WITH ORDINALITY AS wanted (wanted_id, position)
+JOIN outbox_events ON id = wanted_id
+ORDER BY position;

@@ -9,9 +9,10 @@ SELECT id, name, created_at FROM tenants WHERE name = @name;
 -- name: APIKeyInsert :exec
 INSERT INTO api_keys (id, tenant_id, name, key_hash) VALUES (@id, @tenant_id, @name, @key_hash);
 
--- APIKeyTenant is the tenant that a key, known by its hash, works for.
+-- APIKeyTenant is the tenant that a key, known by its hash, works for: no row if
+-- there is no such key.
 -- name: APIKeyTenant :one
-SELECT tenant_id FROM api_keys WHERE key_hash = @key_hash AND revoked_at IS NULL;
+SELECT tenant_id::uuid AS tenant_id FROM api_key_tenant(@key_hash) AS tenant_id WHERE tenant_id IS NOT NULL;
 
 -- name: APIKeyList :many
 SELECT api_keys.id, tenants.name AS tenant, api_keys.name, api_keys.created_at, api_keys.revoked_at

@@ -107,8 +107,9 @@ func check(o orderEvent, now time.Time) error {
 			return err
 		}
 		return plausible("refund", r.RefundedAt, now)
+	default:
+		return nil
 	}
-	return nil
 }
 
 func checkSums(what string, taxes []event.Tax, net, tax, total int64) error {

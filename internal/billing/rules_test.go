@@ -250,6 +250,20 @@ func TestUnknown(t *testing.T) {
 	require.Equal(t, len(types), w.Counted(t, "unknown-schema"))
 	require.Equal(t, len(types), w.Counted(t, "parked"))
 
+	// A trace is passed on; what is none must not cost a payment, nor make a
+	// fact that no broker would take.
+	for name, trace := range map[string]string{
+		"BytesForATrace": "00-\xff\x00-01", "ALongTrace": strings.Repeat("0", 200_000), "WordsForATrace": "not sampled",
+	} {
+		t.Run(name, func(t *testing.T) {
+			order := w.order()
+			paid := order.Paid()
+			paid.Traceparent = trace
+			w.Deliver(t, paid)
+			require.Empty(t, w.facts(t, order)[0].Traceparent)
+		})
+	}
+
 	t.Run("FieldsDoNoHarm", func(t *testing.T) {
 		order := w.order()
 		paid := order.Paid()

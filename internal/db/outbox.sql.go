@@ -12,45 +12,6 @@ import (
 	"github.com/google/uuid"
 )
 
-const outboxInsert = `-- name: OutboxInsert :exec
-INSERT INTO outbox_events (
-  id, tenant_id, aggregate_type, aggregate_id, aggregate_version,
-  event_type, schema_version, payload, traceparent, occurred_at)
-VALUES (
-  $1, $2, $3, $4, $5,
-  $6, $7, $8, $9, $10)
-`
-
-type OutboxInsertParams struct {
-	ID               uuid.UUID
-	TenantID         uuid.UUID
-	AggregateType    string
-	AggregateID      uuid.UUID
-	AggregateVersion int64
-	EventType        string
-	SchemaVersion    int32
-	Payload          []byte
-	Traceparent      *string
-	OccurredAt       time.Time
-}
-
-// OutboxInsert writes one event in the caller's transaction.
-func (q *Queries) OutboxInsert(ctx context.Context, db DBTX, arg OutboxInsertParams) error {
-	_, err := db.Exec(ctx, outboxInsert,
-		arg.ID,
-		arg.TenantID,
-		arg.AggregateType,
-		arg.AggregateID,
-		arg.AggregateVersion,
-		arg.EventType,
-		arg.SchemaVersion,
-		arg.Payload,
-		arg.Traceparent,
-		arg.OccurredAt,
-	)
-	return err
-}
-
 const outboxInsertMany = `-- name: OutboxInsertMany :exec
 INSERT INTO outbox_events (
   id, tenant_id, aggregate_type, aggregate_id, aggregate_version,

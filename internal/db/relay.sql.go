@@ -13,29 +13,16 @@ import (
 	"github.com/jackc/pglogrepl"
 )
 
-const outboxListSince = `-- name: OutboxListSince :many
+const outboxGetMany = `-- name: OutboxGetMany :many
 SELECT
   id, tenant_id, aggregate_type, aggregate_id, aggregate_version,
   event_type, schema_version, payload, traceparent, occurred_at
-FROM outbox_events
-WHERE tx_id >= $1
-  AND (tenant_id, aggregate_id, aggregate_type, aggregate_version, id)
-    > ($2, $3, $4::text, $5::bigint, $6)
-ORDER BY tenant_id, aggregate_id, aggregate_type, aggregate_version, id
-LIMIT $7
+FROM unnest($1::uuid[]) WITH ORDINALITY AS wanted (wanted_id, position)
+JOIN outbox_events ON id = wanted_id
+ORDER BY position
 `
 
-type OutboxListSinceParams struct {
-	SinceXmin        uint64
-	TenantID         uuid.UUID
-	AggregateID      uuid.UUID
-	AggregateType    string
-	AggregateVersion int64
-	ID               uuid.UUID
-	PageSize         int32
-}
-
-type OutboxListSinceRow struct {
+type OutboxGetManyRow struct {
 	ID               uuid.UUID
 	TenantID         uuid.UUID
 	AggregateType    string
@@ -48,25 +35,16 @@ type OutboxListSinceRow struct {
 	OccurredAt       time.Time
 }
 
-// OutboxListSince is a page of the events written by transactions from since_xmin
-// on, by aggregate and version, after the event that the other parameters name.
-func (q *Queries) OutboxListSince(ctx context.Context, db DBTX, arg OutboxListSinceParams) ([]OutboxListSinceRow, error) {
-	rows, err := db.Query(ctx, outboxListSince,
-		arg.SinceXmin,
-		arg.TenantID,
-		arg.AggregateID,
-		arg.AggregateType,
-		arg.AggregateVersion,
-		arg.ID,
-		arg.PageSize,
-	)
+// OutboxGetMany reads events in the order of their ids in the list.
+func (q *Queries) OutboxGetMany(ctx context.Context, db DBTX, ids []uuid.UUID) ([]OutboxGetManyRow, error) {
+	rows, err := db.Query(ctx, outboxGetMany, ids)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var items []OutboxListSinceRow
+	var items []OutboxGetManyRow
 	for rows.Next() {
-		var i OutboxListSinceRow
+		var i OutboxGetManyRow
 		if err := rows.Scan(
 			&i.ID,
 			&i.TenantID,
@@ -82,6 +60,35 @@ func (q *Queries) OutboxListSince(ctx context.Context, db DBTX, arg OutboxListSi
 			return nil, err
 		}
 		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const outboxListSince = `-- name: OutboxListSince :many
+SELECT id
+FROM outbox_events
+WHERE tx_id >= $1
+ORDER BY tenant_id, aggregate_id, aggregate_type, aggregate_version, id
+`
+
+// OutboxListSince names the events written by transactions from since_xmin on,
+// each aggregate's by version. Ids alone: a gap may be long.
+func (q *Queries) OutboxListSince(ctx context.Context, db DBTX, sinceXmin uint64) ([]uuid.UUID, error) {
+	rows, err := db.Query(ctx, outboxListSince, sinceXmin)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []uuid.UUID
+	for rows.Next() {
+		var id uuid.UUID
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		items = append(items, id)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err

@@ -88,10 +88,11 @@ func (q *Queries) APIKeyRevoke(ctx context.Context, db DBTX, id uuid.UUID) (int6
 }
 
 const aPIKeyTenant = `-- name: APIKeyTenant :one
-SELECT tenant_id FROM api_keys WHERE key_hash = $1 AND revoked_at IS NULL
+SELECT tenant_id::uuid AS tenant_id FROM api_key_tenant($1) AS tenant_id WHERE tenant_id IS NOT NULL
 `
 
-// APIKeyTenant is the tenant that a key, known by its hash, works for.
+// APIKeyTenant is the tenant that a key, known by its hash, works for: no row if
+// there is no such key.
 func (q *Queries) APIKeyTenant(ctx context.Context, db DBTX, keyHash []byte) (uuid.UUID, error) {
 	row := db.QueryRow(ctx, aPIKeyTenant, keyHash)
 	var tenant_id uuid.UUID

@@ -173,6 +173,18 @@ func TestDecode(t *testing.T) {
 		require.Equal(t, sample(t, event.OrderPaid), e, "a null header does not hide the one behind it")
 	})
 
+	t.Run("LeavesOutATraceThatIsNone", func(t *testing.T) {
+		t.Parallel()
+
+		for _, trace := range []string{"trace", "\xff", "a\x00b", "00-4BF92F-x", strings.Repeat("0", 129)} {
+			record := sample(t, event.OrderPaid).Record()
+			with(event.HeaderTraceparent, []byte(trace))(&record)
+			e, err := event.Decode(record)
+			require.NoError(t, err)
+			require.Empty(t, e.Traceparent, "%.40q", trace)
+		}
+	})
+
 	t.Run("TellsWhatItCouldReadOfABadRecord", func(t *testing.T) {
 		t.Parallel()
 

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -157,7 +158,7 @@ func Decode(record Record) (Event, error) {
 	e.AggregateVersion = headers.integer(HeaderAggregateVersion, 64)
 	e.SchemaVersion = int32(headers.integer(HeaderSchemaVersion, 32))
 	e.OccurredAt = headers.time(HeaderTime)
-	e.Traceparent = headers.optional(HeaderTraceparent)
+	e.Traceparent = headers.trace()
 	e.Payload = record.Value
 	for _, aggregateType := range []string{AggregateOrder, AggregateBilling} {
 		if record.Topic == Topic(aggregateType) {
@@ -270,6 +271,17 @@ func (r *headerReader) text(key string) string {
 	value := r.optional(key)
 	if value == "" && r.err == nil {
 		r.err = fmt.Errorf("header %s is missing", key)
+	}
+	return value
+}
+
+// trace reads a W3C trace context. What is none counts as absent: it is sent on
+// with what the event causes, and is never worth refusing an event for.
+func (r *headerReader) trace() string {
+	const longest = 128 // version 00 has 55
+	value := r.optional(HeaderTraceparent)
+	if len(value) > longest || strings.Trim(value, "0123456789abcdef-") != "" {
+		return ""
 	}
 	return value
 }

@@ -137,6 +137,7 @@ func (m *model) judge(s said, state event.Order) inbox.Class {
 		m.post(s.event.TenantID, state, ledger.Revenue, ledger.Cash, state.Refund.NetAmount)
 		m.post(s.event.TenantID, state, ledger.TaxPayable, ledger.Cash, state.Refund.TaxAmount)
 		m.entries++
+	default: // changes the version alone
 	}
 	order.version = max(order.version, s.event.AggregateVersion)
 	m.orders[s.event.AggregateID] = order

@@ -183,13 +183,29 @@ func TestRelayStarts(t *testing.T) {
 		orders := newOrders(t, 5)
 		var ids []uuid.UUID
 		for range 30 {
-			ids = append(ids, bench.commit(t, orders.events(t, 10)...)...)
+			ids = append(ids, bench.commit(t, orders.events(t, 50)...)...)
 		}
 		bench.start(t, func(c *outbox.Config) { c.WindowEvents = 50 })
-		bench.receive(t, 300)
+		bench.receive(t, 1500)
 		ids = append(ids, bench.commit(t, orders.event(t))...)
-		require.ElementsMatch(t, ids, bench.receive(t, 301))
-		require.Len(t, bench.records, 301)
+		require.ElementsMatch(t, ids, bench.receive(t, 1501))
+		require.Len(t, bench.records, 1501)
+	})
+
+	t.Run("WithAFewLargeRows", func(t *testing.T) {
+		t.Parallel()
+
+		bench := setup(t)
+		orders := newOrders(t, 2)
+		var ids []uuid.UUID
+		for range 6 {
+			e := orders.event(t)
+			e.Payload = largePayload(event.MaxPayload)
+			ids = append(ids, bench.commit(t, e, orders.event(t))...)
+		}
+		bench.start(t)
+		require.ElementsMatch(t, ids, bench.receive(t, 12))
+		require.Len(t, bench.records, 12)
 	})
 
 	t.Run("WhereItLeftOff", func(t *testing.T) {
@@ -335,8 +351,12 @@ func TestRelayStopsAtOnce(t *testing.T) {
 	t.Parallel()
 
 	for name, during := range map[string]func(t *testing.T, bench *bench){
-		"WhenIdle":        func(*testing.T, *bench) {},
-		"WithABrokerAway": func(t *testing.T, bench *bench) { bench.broker.Pause(); bench.waitFor(t, outbox.StateBrokerAway) },
+		"WhenIdle": func(*testing.T, *bench) {},
+		"WithABrokerAway": func(t *testing.T, bench *bench) {
+			bench.broker.Pause()
+			bench.commit(t, newOrders(t, 1).event(t))
+			bench.waitFor(t, outbox.StateBrokerAway)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -263,8 +263,9 @@ func (s *session) finish(ctx context.Context, stopping bool) {
 	ctx = context.WithoutCancel(ctx)
 	deadline := time.After(s.relay.config.StopTimeout)
 	for waiting := stopping; waiting && s.progress.summary().inFlight > 0; {
-		failure, away := s.trouble()
-		waiting = failure == nil && away == nil
+		if failure, away := s.trouble(); failure != nil || away != nil {
+			break
+		}
 		select {
 		case <-s.signal:
 		case <-deadline:

@@ -19,12 +19,18 @@ import (
 // is another. The lock and the slot belong to the same connection, so whoever
 // loses one loses both; the lock also covers the time in which a slot is made.
 func takeTurn(ctx context.Context, conn *pgconn.PgConn, slot string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
 	results, err := conn.Exec(ctx, "SELECT pg_try_advisory_lock(hashtextextended('onceledger.relay."+slot+"', 0))").ReadAll()
 	if err != nil {
 		return false, fmt.Errorf("take the relay's lock: %w", err)
 	}
 	return string(results[0].Rows[0][0]) == "t", nil
 }
+
+// answerTimeout bounds the wait for a server that may have vanished without a
+// word.
+const answerTimeout = 5 * time.Second
 
 // connectForReplication makes the connection that the log is read from. A relay
 // that hangs loses it, and with it the slot, after wal_sender_timeout.
@@ -38,6 +44,9 @@ func connectForReplication(ctx context.Context, url string) (*pgconn.PgConn, err
 	config.RuntimeParams["wal_sender_timeout"] = "5s"
 	config.RuntimeParams["timezone"] = "UTC"
 	config.RuntimeParams["datestyle"] = "ISO"
+	if config.ConnectTimeout == 0 {
+		config.ConnectTimeout = answerTimeout
+	}
 	conn, err := pgconn.ConnectConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("connect for replication: %w", err)
@@ -122,10 +131,10 @@ func (r *Relay) announce(gap *gap) {
 	}
 }
 
-// close ends the gap's transaction, if it is still open.
+// close lets go of the gap's snapshot, if it is still held.
 func (s *source) close(ctx context.Context) {
-	if s.gap != nil && s.gap.tx != nil {
-		_ = s.gap.tx.Rollback(context.WithoutCancel(ctx))
+	if s.gap != nil && s.gap.snapshot != nil {
+		_ = s.gap.snapshot.Rollback(context.WithoutCancel(ctx))
 	}
 }
 
@@ -195,14 +204,15 @@ func (s *source) makeSlot(ctx context.Context, pool *pgxpool.Pool, m *mark, repl
 	if s.gap.end, err = pglogrepl.ParseLSN(created.ConsistentPoint); err != nil {
 		return fmt.Errorf("make the slot: %w", err)
 	}
-	s.gap.tx, err = pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	s.gap.pool = pool
+	s.gap.snapshot, err = pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	if _, err := s.gap.tx.Exec(ctx, "SET TRANSACTION SNAPSHOT '"+created.SnapshotName+"'"); err != nil {
+	if _, err := s.gap.snapshot.Exec(ctx, "SET TRANSACTION SNAPSHOT '"+created.SnapshotName+"'"); err != nil {
 		return fmt.Errorf("take the slot's snapshot: %w", err)
 	}
-	xmin, err := db.New().SnapshotXmin(ctx, s.gap.tx)
+	xmin, err := db.New().SnapshotXmin(ctx, s.gap.snapshot)
 	if err != nil {
 		return fmt.Errorf("read the slot's snapshot: %w", err)
 	}

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceledger/onceledger/internal/db"
 	"github.com/onceledger/onceledger/internal/event"
@@ -23,14 +26,15 @@ type source struct {
 }
 
 // gap is a set of events that the slot will not bring, or may not bring: rows of
-// transactions from since on. They are read as of the very point at which the
+// transactions from since on. They are listed as of the very point at which the
 // slot begins, so that none falls between the two.
 type gap struct {
-	reason string
-	since  uint64
-	tx     pgx.Tx
-	end    pglogrepl.LSN // where the slot begins
-	done   func(events int)
+	reason   string
+	since    uint64
+	pool     *pgxpool.Pool
+	snapshot pgx.Tx        // of that point
+	end      pglogrepl.LSN // that point
+	done     func(events int)
 }
 
 // logMessage is what a source brings. Kind 0 is nothing of interest.
@@ -52,9 +56,8 @@ const (
 	kindKeepalive
 )
 
-// maxBatch and maxBatchBytes bound a batch: it is what is there, and goes on its
-// way when nothing more is.
-const maxBatch, maxBatchBytes = 100, 1 << 20
+// maxBatch bounds a batch. One of the largest events possible has 90 MB.
+const maxBatch = 100
 
 // read brings messages until ctx is done or the source fails.
 func (s *source) read(ctx context.Context, batches chan<- []logMessage) error {
@@ -86,16 +89,16 @@ func (s *source) read(ctx context.Context, batches chan<- []logMessage) error {
 	}
 }
 
+// nextBatch is what is there: it goes on its way when nothing more is.
 func (s *source) nextBatch(ctx context.Context) ([]logMessage, error) {
 	var batch []logMessage
-	for bytes := 0; ; {
+	for {
 		message, err := s.next(ctx)
 		if err != nil {
 			return nil, err
 		}
 		batch = append(batch, message)
-		bytes += len(message.event.Payload)
-		if s.conn.Frontend().ReadBufferLen() == 0 || len(batch) == maxBatch || bytes > maxBatchBytes {
+		if s.conn.Frontend().ReadBufferLen() == 0 || len(batch) == maxBatch {
 			return batch, nil
 		}
 	}
@@ -134,44 +137,52 @@ func (s *source) confirm(ctx context.Context, lsn pglogrepl.LSN, answer bool) er
 	return nil
 }
 
-// pageSize times event.MaxPayload bounds the memory of a page.
-const pageSize = 100
-
 // read brings the rows of the gap, by aggregate and version, as one transaction
-// that ends where the slot begins. With the broker away the transaction it
-// reads in is soon idle too long and ends, and the relay starts over: no
-// snapshot is held for the length of an outage.
+// that ends where the slot begins. The snapshot is held for the list alone,
+// sixteen bytes a row, and not until the broker has them all.
 func (g *gap) read(ctx context.Context, bring func([]logMessage) error) error {
-	batch := []logMessage{{kind: kindBegin, committed: time.Now()}}
-	events := 0
-	after := db.OutboxListSinceParams{SinceXmin: g.since, PageSize: pageSize}
-	for {
-		rows, err := db.New().OutboxListSince(ctx, g.tx, after)
+	if err := bring([]logMessage{{kind: kindBegin, committed: time.Now()}}); err != nil {
+		return err
+	}
+	ids, err := db.New().OutboxListSince(ctx, g.snapshot, g.since)
+	if err := errors.Join(err, g.snapshot.Commit(ctx)); err != nil {
+		return err
+	}
+	for page := range slices.Chunk(ids, maxBatch) {
+		batch, err := g.readPage(ctx, page)
+		if err == nil {
+			err = bring(batch)
+		}
 		if err != nil {
 			return err
 		}
-		for _, row := range rows {
-			batch = append(batch, logMessage{kind: kindInsert, event: fromRow(row)})
-		}
-		if err := bring(batch); err != nil {
-			return err
-		}
-		batch = nil
-		if events += len(rows); len(rows) < pageSize {
-			break
-		}
-		last := rows[len(rows)-1]
-		after.TenantID, after.AggregateID, after.AggregateType = last.TenantID, last.AggregateID, last.AggregateType
-		after.AggregateVersion, after.ID = last.AggregateVersion, last.ID
 	}
-	if err := g.tx.Commit(ctx); err != nil {
-		return err
-	}
-	g.done(events)
+	g.done(len(ids))
 	return bring([]logMessage{{kind: kindCommit, lsn: g.end}})
 }
 
-func fromRow(row db.OutboxListSinceRow) event.Event {
+// readPage waits for rows that are committed and not visible yet: the snapshot
+// of a slot is ahead of the others by the moment between the two, which with a
+// synchronous standby can be long.
+func (g *gap) readPage(ctx context.Context, ids []uuid.UUID) ([]logMessage, error) {
+	for range 50 {
+		rows, err := db.New().OutboxGetMany(ctx, g.pool, ids)
+		if err != nil {
+			return nil, err
+		}
+		if len(rows) == len(ids) {
+			batch := make([]logMessage, len(rows))
+			for i, row := range rows {
+				batch[i] = logMessage{kind: kindInsert, event: fromRow(row)}
+			}
+			return batch, nil
+		}
+		sleep(ctx, 100*time.Millisecond)
+	}
+	return nil, errors.New("rows are gone that were there a moment ago: was a partition dropped?")
+}
+
+func fromRow(row db.OutboxGetManyRow) event.Event {
 	e := event.Event{
 		ID:               row.ID,
 		TenantID:         row.TenantID,

@@ -24,10 +24,16 @@ func TestPostgresIsKilled(t *testing.T) {
 		s.Hold(t, stack.DocumentNumbers)
 		paying := s.StartLoad(t, api, 4, 2+round)
 		s.WaitBlocked(t, stack.Billing, stack.Test)
+		// Postgres keeps on disk how far the relay is only now and then, and sends
+		// everything after that again. What billing has in hand is to be before it.
+		waitForReply(t, s, worker)
+		_, err := s.Owner.Exec(t.Context(), "CHECKPOINT")
+		require.NoError(t, err)
 		s.Hold(t, stack.Payments)
 		toPay := s.StartLoad(t, api, 4, 2+round)
 		s.WaitBlocked(t, stack.API, stack.Test)
-
+		waitForReply(t, s, worker)
+		waitForReply(t, s, worker)
 		before, err := worker.Metric("onceledger_consumer_retries_total")
 		require.NoError(t, err)
 
@@ -46,6 +52,7 @@ func TestPostgresIsKilled(t *testing.T) {
 			return retries >= before+2, err
 		}))
 		require.NoError(t, s.Server.Restart(t.Context()))
+		s.Owner.Reset() // its connections are dead
 		require.NoError(t, api.WaitReady())
 		require.NoError(t, worker.WaitReady())
 		require.NoError(t, paying.Finish(4))
