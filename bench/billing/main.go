@@ -147,12 +147,12 @@ func (b *bench) run(ctx context.Context, l leg) (result, error) {
 	if err := b.Database(ctx, name); err != nil {
 		return result{}, err
 	}
-	defer b.Drop(context.WithoutCancel(ctx), name)
+	defer func() { _ = b.Drop(context.WithoutCancel(ctx), name) }()
 	owner, err := pgx.Connect(ctx, b.Postgres.AdminURL(name))
 	if err != nil {
 		return result{}, err
 	}
-	defer owner.Close(context.WithoutCancel(ctx))
+	defer func() { _ = owner.Close(context.WithoutCancel(ctx)) }()
 	if _, err := owner.Exec(ctx, "INSERT INTO tenants (id, name) VALUES ($1, 'bench')", b.tenantID); err != nil {
 		return result{}, err
 	}

@@ -234,6 +234,7 @@ func (b *bench) drop(ctx context.Context, slot string) error {
 		if postgres.Code(err) != "55006" {
 			return err
 		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

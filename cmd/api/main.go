@@ -78,7 +78,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 			httpapi.Checks(pool, time.Now, outbox.DefaultPublication, env.Slot)),
 	})
 
-	listener, err := net.Listen("tcp", env.Addr)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", env.Addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%s is taken: set ONCELEDGER_ADDR to another address, or to port 0 for any free one", env.Addr)
 	}

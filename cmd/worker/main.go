@@ -77,7 +77,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 		}
 	}
 
-	listener, err := net.Listen("tcp", env.Addr)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", env.Addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%s is taken: set WORKER_ADDR to another address", env.Addr)
 	}

@@ -9,6 +9,7 @@ import "fmt"
 // Kind says what sort of failure it is, and with that what a caller can do.
 type Kind int
 
+// The kinds.
 const (
 	Invalid      Kind = iota + 1 // malformed: no state of the system makes it right
 	RuleViolated                 // well-formed, but against a rule

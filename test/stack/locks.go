@@ -24,7 +24,7 @@ func (s *Stack) Hold(t testing.TB, sql string) (release func()) {
 // What to Hold. Document numbers are the last thing that billing takes in its
 // transaction; the payment is the first that the API writes for one.
 const (
-	DocumentNumbers = "SELECT FROM document_numbers FOR UPDATE"
+	DocumentNumbers = "LOCK TABLE document_numbers IN EXCLUSIVE MODE"
 	Payments        = "LOCK TABLE payments IN EXCLUSIVE MODE"
 )
 
