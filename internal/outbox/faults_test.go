@@ -53,12 +53,13 @@ func TestRelayIsKilled(t *testing.T) {
 			stdout, err := cmd.StdoutPipe()
 			require.NoError(t, err)
 			require.NoError(t, cmd.Start())
-			died := make(chan error, 1)
+			died := make(chan struct{})
 			go func() {
 				for lines := bufio.NewScanner(stdout); lines.Scan(); {
 					fmt.Fprintln(t.Output(), lines.Text())
 				}
-				died <- cmd.Wait()
+				_ = cmd.Wait() // how it ended is looked at below
+				close(died)
 			}()
 			// Write until it dies.
 			for dead := false; !dead; {

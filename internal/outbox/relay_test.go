@@ -123,7 +123,7 @@ func TestRelayPublishes(t *testing.T) {
 			bench.poll(t)
 		}
 		for i, payload := range payloads {
-			require.True(t, payload == string(bench.records[i].Value), "payload %d: %.100q", i, bench.records[i].Value)
+			require.Equal(t, payload, string(bench.records[i].Value), "payload %d", i)
 		}
 	})
 

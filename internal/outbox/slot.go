@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pglogrepl"
@@ -102,7 +103,7 @@ func (r *Relay) openSource(ctx context.Context, conn *pgconn.PgConn, pool *pgxpo
 		gap:     findGap(system, setup, position),
 	}
 	if s.gap != nil {
-		r.announce(s.gap)
+		r.announce(ctx, s.gap)
 		if err := s.makeSlot(ctx, pool, &m, setup.SlotExists); err != nil {
 			s.close(ctx)
 			return nil, mark{}, err
@@ -120,14 +121,22 @@ func (r *Relay) openSource(ctx context.Context, conn *pgconn.PgConn, pool *pgxpo
 	return s, m, nil
 }
 
+// firstStart is the reason that is no fault.
+const firstStart = "there is no record of an earlier relay"
+
 // announce says what comes from the table, and later how much it was.
-func (r *Relay) announce(gap *gap) {
+func (r *Relay) announce(ctx context.Context, gap *gap) {
+	level := slog.LevelWarn
+	if gap.reason == firstStart {
+		level = slog.LevelInfo
+	}
 	r.metrics.gaps.Inc()
-	r.config.Log.Warn("relay: making a slot, which waits for open transactions; what it will not bring comes from the table",
+	r.config.Log.Log(ctx, level,
+		"relay: making a slot, which waits for open transactions; what it will not bring comes from the table",
 		"reason", gap.reason, "since_xid", gap.since)
 	gap.done = func(events int) {
 		r.metrics.resent.Add(float64(events))
-		r.config.Log.Warn("relay: the table is read, going on with the log", "events", events)
+		r.config.Log.Log(ctx, level, "relay: the table is read, going on with the log", "events", events)
 	}
 }
 
@@ -161,7 +170,7 @@ func checkSetup(config Config, setup db.RelaySetupRow) error {
 func findGap(system pglogrepl.IdentifySystemResult, setup db.RelaySetupRow, position db.RelayPosition) *gap {
 	switch {
 	case position.SlotName == "":
-		return &gap{reason: "there is no record of an earlier relay"}
+		return &gap{reason: firstStart}
 	case position.SystemID != system.SystemID:
 		return &gap{reason: "this is another database server than last time"}
 	case position.Timeline != system.Timeline:

@@ -2,7 +2,6 @@ package stack
 
 import (
 	"context"
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -38,12 +37,12 @@ const (
 // WaitBlocked waits until one process waits in Postgres for a lock of another.
 func (s *Stack) WaitBlocked(t testing.TB, waiting, holding string) {
 	t.Helper()
-	require.NoError(t, Wait(t.Context(), func() (blocked bool, err error) {
+	require.NoErrorf(t, Wait(t.Context(), func() (blocked bool, err error) {
 		err = s.Owner.QueryRow(t.Context(), `
 			SELECT EXISTS (
 			  SELECT FROM pg_stat_activity AS waiting
 			  JOIN pg_stat_activity AS holding ON holding.pid = ANY (pg_blocking_pids(waiting.pid))
 			  WHERE waiting.application_name = $1 AND holding.application_name = $2)`, waiting, holding).Scan(&blocked)
 		return blocked, err
-	}), fmt.Sprintf("%q does not wait for %q", waiting, holding))
+	}), "%q does not wait for %q", waiting, holding)
 }
