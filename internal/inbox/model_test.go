@@ -23,18 +23,18 @@ type said struct {
 type fault string
 
 const (
-	none          fault = ""
-	tombstone     fault = "tombstone"
-	notJSON       fault = "not JSON"
-	wrongID       fault = "wrong id" // its class depends on the id
-	newerSchema   fault = "newer schema"
-	wrongSums     fault = "wrong sums"
-	unknownTenant fault = "unknown tenant"
+	none        fault = ""
+	tombstone   fault = "tombstone"
+	notJSON     fault = "not JSON"
+	wrongID     fault = "wrong id" // its class depends on the id
+	newerSchema fault = "newer schema"
+	wrongSums   fault = "wrong sums"
 )
 
 // model is billing as it would be if records came one at a time and nothing ever
 // failed: a few maps, no batches, no retries.
 type model struct {
+	tenants        []uuid.UUID
 	oldest, newest time.Time // what ids may say
 
 	applied map[uuid.UUID]string // fingerprint by event id
@@ -59,9 +59,9 @@ type line struct {
 	debit, credit, currency string
 }
 
-func newModel(oldest, newest time.Time) *model {
+func newModel(tenants []uuid.UUID, oldest, newest time.Time) *model {
 	return &model{
-		oldest: oldest, newest: newest,
+		tenants: tenants, oldest: oldest, newest: newest,
 		applied: make(map[uuid.UUID]string), blocked: make(map[uuid.UUID]bool),
 		orders: make(map[uuid.UUID]*modelOrder), refunds: make(map[uuid.UUID]bool), lines: make(map[line]int64),
 	}
@@ -104,7 +104,7 @@ func (m *model) judge(s said, state event.Order) inbox.Class {
 		return inbox.ClassParked
 	case s.fault == wrongSums:
 		return inbox.ClassRule
-	case s.fault == unknownTenant:
+	case !slices.Contains(m.tenants, s.event.TenantID):
 		return inbox.ClassData
 	}
 

@@ -21,7 +21,7 @@ func TestPostgresIsKilled(t *testing.T) {
 	stack.StartAll(t, api, worker)
 	s.Run(t, api, 8, 20, 1)
 	for round := range uint64(2 * *rounds) {
-		s.Hold(t, stack.DocumentNumbers)
+		s.Hold(t, stack.ProcessedEvents)
 		paying := s.StartLoad(t, api, 4, 2+round)
 		s.WaitBlocked(t, stack.Billing, stack.Test)
 		// Postgres keeps on disk how far the relay is only now and then, and sends
@@ -49,7 +49,7 @@ func TestPostgresIsKilled(t *testing.T) {
 		}
 		require.NoError(t, worker.WaitFor("try again and again", func() (bool, error) {
 			retries, err := worker.Metric("onceledger_consumer_retries_total")
-			return retries >= before+2, err
+			return retries >= before+3, err
 		}))
 		require.NoError(t, s.Server.Restart(t.Context()))
 		s.Owner.Reset() // its connections are dead

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,9 +32,12 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 		}
 		require.NoError(t, json.Unmarshal([]byte(text), &ready))
 		require.True(t, ready.Ready)
-		require.Len(t, ready.Checks, len(checks), text)
-		for _, check := range checks {
-			require.Equal(t, "ok", ready.Checks[check], text)
+		for _, check := range []string{"database", "partitions", "relay", "billing", "janitor"} {
+			if slices.Contains(checks, check) {
+				require.Equal(t, "ok", ready.Checks[check], text)
+			} else {
+				require.NotContains(t, ready.Checks, check, "another's")
+			}
 		}
 	}
 

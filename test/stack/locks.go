@@ -20,9 +20,10 @@ func (s *Stack) Hold(t testing.TB, sql string) (release func()) {
 	return end
 }
 
-// What to Hold. Document numbers are the last thing that billing takes in its
-// transaction; the payment is the first that the API writes for one.
+// What to Hold: the first thing that billing writes in its transaction, the last,
+// and the first that the API writes for a payment. None keeps anyone from reading.
 const (
+	ProcessedEvents = "LOCK TABLE processed_events IN EXCLUSIVE MODE"
 	DocumentNumbers = "LOCK TABLE document_numbers IN EXCLUSIVE MODE"
 	Payments        = "LOCK TABLE payments IN EXCLUSIVE MODE"
 )
