@@ -12,6 +12,8 @@ import (
 )
 
 func TestArmRefuses(t *testing.T) {
+	t.Parallel()
+
 	for _, value := range []string{"no-such-point", crash.APIBeforeCommit + ":0", crash.APIBeforeCommit + ":x", crash.APIBeforeCommit + ":"} {
 		require.Error(t, crash.Arm(value), value)
 	}
@@ -20,6 +22,8 @@ func TestArmRefuses(t *testing.T) {
 // TestPoint runs itself as another process, which counts aloud and is killed on
 // the way.
 func TestPoint(t *testing.T) {
+	t.Parallel()
+
 	const variable = "CRASH_TEST"
 	if value, inner := os.LookupEnv(variable); inner {
 		require.NoError(t, crash.Arm(value))
