@@ -58,13 +58,25 @@ func (j Janitor) Run(ctx context.Context) error {
 	}
 }
 
-// MakePartitions makes what is missing of the partitions from yesterday to
-// daysAhead days after now, and says which it made. Two at once do no harm.
+// MakePartitions makes what is missing of the partitions from the oldest day that
+// there is, or yesterday, to daysAhead days after now, and says which it made: a
+// day on which no janitor ran is made up for, so that no event is left without a
+// place. Two at once do no harm.
 func MakePartitions(ctx context.Context, conn db.DBTX, now time.Time) (made []string, err error) {
 	today := now.UTC().Truncate(24 * time.Hour)
 	for _, table := range Tables {
-		for ahead := -1; ahead <= daysAhead; ahead++ {
-			day := today.AddDate(0, 0, ahead)
+		days, err := db.New().PartitionDays(ctx, conn, table)
+		if err != nil {
+			return made, fmt.Errorf("list partitions of %s: %w", table, err)
+		}
+		day := today.AddDate(0, 0, -1)
+		if len(days) > 0 && days[0].Before(day) {
+			day = days[0]
+		}
+		for ; !day.After(today.AddDate(0, 0, daysAhead)); day = day.AddDate(0, 0, 1) {
+			if slices.ContainsFunc(days, day.Equal) {
+				continue
+			}
 			isNew, err := db.New().PartitionMake(ctx, conn, table, day)
 			if err != nil {
 				return made, fmt.Errorf("make partition of %s for %s: %w", table, day.Format(time.DateOnly), err)

@@ -46,13 +46,25 @@ func withLockTimeout(limit string) func(*pgxpool.Config) {
 	return func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams["lock_timeout"] = limit }
 }
 
+// withoutPartitions is a database before its first day.
+func withoutPartitions(t *testing.T) *pgtest.Database {
+	t.Helper()
+	database := pgtest.New(t)
+	owner := database.Pool(t, "")
+	for _, partition := range pgtest.Column[string](t, owner, "SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r'") {
+		_, err := owner.Exec(t.Context(), "DROP TABLE "+partition)
+		require.NoError(t, err)
+	}
+	return database
+}
+
 func TestMakePartitions(t *testing.T) {
 	t.Parallel()
 
 	t.Run("MakesYesterdayTodayAndThreeDaysAhead", func(t *testing.T) {
 		t.Parallel()
 
-		database := pgtest.New(t)
+		database := withoutPartitions(t)
 		janitors := database.Pool(t, "janitor")
 		made, err := janitor.MakePartitions(t.Context(), janitors, midnight.Add(13*time.Hour))
 		require.NoError(t, err)
@@ -70,6 +82,24 @@ func TestMakePartitions(t *testing.T) {
 		made, err = janitor.MakePartitions(t.Context(), janitors, midnight.Add(24*time.Hour))
 		require.NoError(t, err)
 		require.Equal(t, []string{"outbox_events_" + day(4), "processed_events_" + day(4)}, made, "a day later, one more")
+	})
+
+	t.Run("MakesUpForTheDaysOnWhichNoneRan", func(t *testing.T) {
+		t.Parallel()
+
+		database := withoutPartitions(t)
+		janitors := database.Pool(t, "janitor")
+		_, err := janitor.MakePartitions(t.Context(), janitors, midnight)
+		require.NoError(t, err)
+		made, err := janitor.MakePartitions(t.Context(), janitors, midnight.AddDate(0, 0, 7))
+		require.NoError(t, err)
+		var want []string
+		for _, table := range janitor.Tables {
+			for _, after := range []int{4, 5, 6, 7, 8, 9, 10} {
+				want = append(want, table+"_"+day(after))
+			}
+		}
+		require.Equal(t, want, made, "an event of any day since then has a place")
 	})
 
 	t.Run("GivesThemToTheJanitorWhoeverMakesThem", func(t *testing.T) {
@@ -110,7 +140,7 @@ func TestMakePartitions(t *testing.T) {
 	t.Run("LeavesNoGapBetweenDays", func(t *testing.T) {
 		t.Parallel()
 
-		database := pgtest.New(t)
+		database := withoutPartitions(t)
 		owner := database.Pool(t, "")
 		_, err := janitor.MakePartitions(t.Context(), database.Pool(t, "janitor"), midnight)
 		require.NoError(t, err)
@@ -131,7 +161,7 @@ func TestMakePartitions(t *testing.T) {
 	t.Run("RunsTwiceAtOnce", func(t *testing.T) {
 		t.Parallel()
 
-		database := pgtest.New(t)
+		database := withoutPartitions(t)
 		pool := database.Pool(t, "janitor")
 		const janitors = 4
 		var finished sync.WaitGroup
@@ -208,7 +238,7 @@ func TestMakePartitionsStallsNobody(t *testing.T) {
 		}
 	})
 	<-started
-	made, err := janitor.MakePartitions(t.Context(), impatient, midnight)
+	made, err := janitor.MakePartitions(t.Context(), impatient, time.Now().AddDate(0, 0, 5))
 	close(stop)
 	inserting.Wait()
 	require.NoError(t, err)
