@@ -94,8 +94,8 @@ func run(ctx context.Context, events, single, pairs int, only string) error {
 	}
 
 	legs := []leg{
-		{name: "batch", events: events, batch: 1000, writers: 2},
-		{name: "batch1", events: events, batch: 1000, writers: 1},
+		{name: "batch", events: events, batch: 2000, writers: 2},
+		{name: "one writer", events: events, batch: 1000, writers: 1},
 		{name: "single", events: single, batch: 1},
 		{name: "copy", events: events, batch: 1000, copy: true},
 	}
@@ -111,7 +111,7 @@ func run(ctx context.Context, events, single, pairs int, only string) error {
 			if err != nil {
 				return fmt.Errorf("leg %s: %w", l.name, err)
 			}
-			fmt.Printf("round %d  %-7s %7d events  %7.2f s  %8.0f events/s\n", round+1, r.Leg, r.Events, r.Seconds, r.EventsPerSecond)
+			fmt.Printf("round %d  %-11s %7d events  %7.2f s  %8.0f events/s\n", round+1, r.Leg, r.Events, r.Seconds, r.EventsPerSecond)
 			results = append(results, r)
 			rates[l.name] = append(rates[l.name], r.EventsPerSecond)
 		}

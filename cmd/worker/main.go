@@ -34,7 +34,7 @@ It is configured by its environment:
   KAFKA_BROKERS         for relay and billing: host:port, separated by commas
   WORKER_ADDR           where to serve /healthz, /readyz and /metrics, default 127.0.0.1:8081
   RELAY_SLOT            the relay's replication slot, default onceledger_outbox
-  BILLING_BATCH         events in hand at most, default 1000
+  BILLING_BATCH         events in hand at most, default 2000
   BILLING_WRITERS       transactions that share out a large batch, default 2
   SHUTDOWN_TIMEOUT      how long to finish what is in hand when asked to stop, default 10s
   LOG_LEVEL             debug, info, warn or error, default info

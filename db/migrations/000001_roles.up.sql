@@ -39,7 +39,15 @@ $$;
 REVOKE CREATE ON SCHEMA public FROM PUBLIC;
 GRANT USAGE ON SCHEMA public TO
   onceledger_api, onceledger_relay, onceledger_worker, onceledger_janitor, onceledger_verify;
-GRANT CREATE ON SCHEMA public TO onceledger_janitor;
+
+-- Whoever may make an object on the way that names are looked up can put it
+-- before the one that a function means. So nobody but the owner may: no CREATE on
+-- public, no temporary objects; and each function here says where it looks.
+DO $$
+BEGIN
+  EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
+END
+$$;
 
 -- The tenant that the present transaction works for. Row security compares it;
 -- unset means no tenant, and then no row matches.

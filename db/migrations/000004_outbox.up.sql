@@ -56,7 +56,7 @@ CREATE TABLE relay_status (
 -- What keeps events from reaching Kafka, as far as the database can tell; empty
 -- if nothing does.
 CREATE FUNCTION relay_fault(publication text, relay_slot text) RETURNS text
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE SET search_path = pg_catalog, public, pg_temp AS $$
   SELECT CASE
     WHEN NOT EXISTS (SELECT FROM pg_publication WHERE pubname = publication)
       THEN format('publication %s does not exist: migrate the database', publication)
@@ -88,7 +88,9 @@ GRANT SELECT ON relay_status TO onceledger_api;
 GRANT SELECT ON relay_position TO onceledger_verify;
 
 -- The janitor makes and drops partitions, which takes ownership.
+GRANT CREATE ON SCHEMA public TO onceledger_janitor;
 ALTER TABLE outbox_events OWNER TO onceledger_janitor;
+REVOKE CREATE ON SCHEMA public FROM onceledger_janitor;
 
 -- The first and the last UUIDv7 of a millisecond differ in the bits behind it;
 -- this is the lowest one, so a range from one floor to the next holds them all.
@@ -100,19 +102,27 @@ RETURN (lpad(to_hex((extract(epoch FROM moment) * 1000)::bigint), 12, '0') || '7
 -- UUIDv7, unless it is there: true when it made it. CREATE … (LIKE) and ATTACH
 -- take no lock that an insert or a reader waits for; CREATE … PARTITION OF
 -- would queue behind a reader of the parent and stall every insert behind it.
+-- It runs as its owner, so that the janitor needs no CREATE anywhere.
 CREATE FUNCTION make_day_partition(parent text, day date) RETURNS boolean
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp AS $$
 DECLARE
   partition_name text := parent || '_' || to_char(day, 'YYYYMMDD');
 BEGIN
+  IF parent NOT IN ('outbox_events', 'processed_events') THEN
+    RAISE EXCEPTION '% is not partitioned by day', parent;
+  END IF;
   -- Two janitors at once: the second waits here and then finds it made.
-  PERFORM pg_advisory_xact_lock(hashtextextended('onceledger.partition.' || parent, 0));
-  IF to_regclass(format('%I', partition_name)) IS NOT NULL THEN
+  PERFORM pg_advisory_xact_lock(hashtextextended('onceledger.partition', 0::bigint));
+  IF to_regclass(format('public.%I', partition_name)) IS NOT NULL THEN
     RETURN false;
   END IF;
-  EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL)', partition_name, parent);
-  EXECUTE format('ALTER TABLE %I OWNER TO onceledger_janitor', partition_name);
-  EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
+  EXECUTE format('CREATE TABLE public.%I (LIKE public.%I INCLUDING ALL)', partition_name, parent);
+  -- Only who may make a table in a schema can be given one in it. Nobody sees
+  -- this grant: it is gone when the transaction commits.
+  GRANT CREATE ON SCHEMA public TO onceledger_janitor;
+  EXECUTE format('ALTER TABLE public.%I OWNER TO onceledger_janitor', partition_name);
+  REVOKE CREATE ON SCHEMA public FROM onceledger_janitor;
+  EXECUTE format('ALTER TABLE public.%I ATTACH PARTITION public.%I FOR VALUES FROM (%L) TO (%L)',
     parent, partition_name,
     uuidv7_floor(day::timestamp AT TIME ZONE 'UTC'),
     uuidv7_floor((day + 1)::timestamp AT TIME ZONE 'UTC'));
@@ -125,11 +135,11 @@ GRANT EXECUTE ON FUNCTION make_day_partition(text, date) TO onceledger_janitor;
 -- The days that a table has an attached partition for, oldest first, read from
 -- the partitions' names.
 CREATE FUNCTION partition_days(parent text) RETURNS SETOF date
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE SET search_path = pg_catalog, public, pg_temp AS $$
   SELECT to_date(right(child.relname, 8), 'YYYYMMDD')
   FROM pg_inherits
   JOIN pg_class AS child ON child.oid = pg_inherits.inhrelid
-  WHERE pg_inherits.inhparent = to_regclass(format('%I', parent))
+  WHERE pg_inherits.inhparent = to_regclass(format('public.%I', parent))
     AND NOT pg_inherits.inhdetachpending
   ORDER BY 1
 $$;

@@ -22,6 +22,9 @@ CREATE TABLE processed_events (
 -- Everything that is known of a record that could not be applied, with its
 -- bytes as they came. An open one parks later events of its aggregate behind it
 -- (parked_behind), so that they keep their order.
+-- record_hash (SHA-256 of key and value) is in the key because offsets begin anew
+-- with a topic that is made anew: an offset alone would take a new record for the
+-- old one and lose it.
 CREATE TABLE dead_letters (
   id                uuid        NOT NULL,
   consumer          text        NOT NULL,
@@ -36,6 +39,7 @@ CREATE TABLE dead_letters (
   tenant_id         uuid,
   aggregate_id      uuid,
   aggregate_version bigint,
+  record_hash       bytea       NOT NULL,
   record_key        bytea,
   record_value      bytea,
   record_headers    jsonb       NOT NULL,
@@ -44,7 +48,7 @@ CREATE TABLE dead_letters (
   first_failed_at   timestamptz NOT NULL DEFAULT now(),
   last_failed_at    timestamptz NOT NULL DEFAULT now(),
   CONSTRAINT dead_letters_pkey PRIMARY KEY (id),
-  CONSTRAINT dead_letters_record_key UNIQUE (consumer, topic, partition, "offset"),
+  CONSTRAINT dead_letters_record_key UNIQUE (consumer, topic, partition, "offset", record_hash),
   CONSTRAINT dead_letters_class_known CHECK (class IN (
     'undecodable', 'unknown-schema', 'bad-id', 'too-old', 'future-id', 'id-reused', 'gap', 'rule', 'data', 'parked')),
   CONSTRAINT dead_letters_state_known CHECK (state IN ('open', 'resolved', 'discarded')),
@@ -52,7 +56,7 @@ CREATE TABLE dead_letters (
 );
 
 -- Which aggregates are held: consulted for each batch, nearly always empty.
-CREATE INDEX dead_letters_parking_idx ON dead_letters (consumer, aggregate_id)
+CREATE INDEX dead_letters_parking_idx ON dead_letters (consumer, tenant_id, aggregate_id)
   WHERE state = 'open' AND aggregate_id IS NOT NULL
     AND class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused');
 CREATE INDEX dead_letters_tenant_idx ON dead_letters (tenant_id, aggregate_id);
@@ -67,4 +71,6 @@ CREATE POLICY dead_letters_services ON dead_letters TO onceledger_worker, oncele
 GRANT SELECT ON processed_events, dead_letters TO onceledger_api, onceledger_verify;
 GRANT SELECT, INSERT ON processed_events, dead_letters TO onceledger_worker;
 
+GRANT CREATE ON SCHEMA public TO onceledger_janitor;
 ALTER TABLE processed_events OWNER TO onceledger_janitor;
+REVOKE CREATE ON SCHEMA public FROM onceledger_janitor;

@@ -57,7 +57,7 @@ CREATE INDEX ledger_lines_debit_idx ON ledger_lines (tenant_id, debit_account, c
 CREATE INDEX ledger_lines_credit_idx ON ledger_lines (tenant_id, credit_account, currency, event_id) INCLUDE (amount_minor);
 
 CREATE FUNCTION ledger_refuse_change() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp AS $$
 BEGIN
   RAISE EXCEPTION '% is insert-only: % refused', TG_TABLE_NAME, TG_OP
     USING ERRCODE = 'insufficient_privilege',
@@ -75,7 +75,7 @@ CREATE TRIGGER ledger_lines_insert_only BEFORE UPDATE OR DELETE OR TRUNCATE ON l
 -- transaction only, in the entry's currency. Without this, an insert-only role
 -- could still change an old entry by adding to it.
 CREATE FUNCTION ledger_lines_check_entry() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp AS $$
 BEGIN
   IF EXISTS (
     SELECT FROM added
@@ -94,7 +94,7 @@ CREATE TRIGGER ledger_lines_same_transaction AFTER INSERT ON ledger_lines
 
 -- tx_id is what the check above trusts, so nobody may choose it.
 CREATE FUNCTION ledger_entries_check_tx_id() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp AS $$
 BEGIN
   IF EXISTS (SELECT FROM added WHERE tx_id <> pg_current_xact_id()) THEN
     RAISE EXCEPTION 'a ledger entry carries the id of its own transaction'
@@ -108,7 +108,7 @@ CREATE TRIGGER ledger_entries_own_transaction AFTER INSERT ON ledger_entries
   FOR EACH STATEMENT EXECUTE FUNCTION ledger_entries_check_tx_id();
 
 CREATE FUNCTION ledger_entries_check_lines() RETURNS trigger
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, public, pg_temp AS $$
 BEGIN
   IF NOT EXISTS (SELECT FROM ledger_lines WHERE tenant_id = NEW.tenant_id AND event_id = NEW.event_id) THEN
     RAISE EXCEPTION 'ledger entry % has no lines', NEW.event_id

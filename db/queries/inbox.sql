@@ -28,13 +28,15 @@ SELECT consumer, event_id, topic, partition, "offset", processed_at
 FROM processed_events
 WHERE tenant_id = @tenant_id AND event_id = ANY(@event_ids::uuid[]);
 
--- DeadLetterParkedAggregates tells which of the aggregates have an open dead
--- letter that later events have to wait behind.
+-- DeadLetterParkedAggregates tells which of the tenants' aggregates have an open
+-- dead letter that later events have to wait behind.
 -- name: DeadLetterParkedAggregates :many
-SELECT DISTINCT aggregate_id::uuid AS aggregate_id FROM dead_letters
-WHERE consumer = @consumer AND aggregate_id = ANY(@aggregate_ids::uuid[])
-  AND state = 'open' AND aggregate_id IS NOT NULL
-  AND class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused');
+SELECT DISTINCT letter.tenant_id::uuid AS tenant_id, letter.aggregate_id::uuid AS aggregate_id
+FROM dead_letters AS letter
+JOIN (SELECT unnest(@tenant_ids::uuid[]) AS tenant_id, unnest(@aggregate_ids::uuid[]) AS aggregate_id) AS wanted
+  ON wanted.tenant_id = letter.tenant_id AND wanted.aggregate_id = letter.aggregate_id
+WHERE letter.consumer = @consumer AND letter.state = 'open' AND letter.aggregate_id IS NOT NULL
+  AND letter.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused');
 
 -- DeadLetterInsert stores a record that could not be applied, in the transaction
 -- that would have applied it. The same record again changes nothing.
@@ -42,11 +44,11 @@ WHERE consumer = @consumer AND aggregate_id = ANY(@aggregate_ids::uuid[])
 INSERT INTO dead_letters (
   id, consumer, topic, partition, "offset", class, detail,
   event_id, event_type, tenant_id, aggregate_id, aggregate_version,
-  record_key, record_value, record_headers, record_time)
+  record_hash, record_key, record_value, record_headers, record_time)
 VALUES (
   @id, @consumer, @topic, @partition, @record_offset, @class, @detail,
   @event_id, @event_type, @tenant_id, @aggregate_id, @aggregate_version,
-  @record_key, @record_value, @record_headers, @record_time)
+  @record_hash, @record_key, @record_value, @record_headers, @record_time)
 ON CONFLICT ON CONSTRAINT dead_letters_record_key DO NOTHING;
 
 -- DeadLetterListByAggregate is what of an aggregate could not be applied.

@@ -55,29 +55,31 @@ SELECT * FROM ledger_lines
 WHERE tenant_id = @tenant_id AND event_id = ANY(@event_ids::uuid[])
 ORDER BY event_id, line_no;
 
--- LedgerAccountBalance sums the lines of one account.
+-- LedgerAccountBalance sums the lines of one account. Sums of bigint are numeric:
+-- they have no largest number, and come as text.
 -- name: LedgerAccountBalance :one
 SELECT
   ledger_accounts.code, ledger_accounts.currency, ledger_accounts.kind,
   (SELECT coalesce(sum(amount_minor), 0) FROM ledger_lines AS line
    WHERE line.tenant_id = ledger_accounts.tenant_id AND line.currency = ledger_accounts.currency
-     AND line.debit_account = ledger_accounts.code)::bigint AS debit_minor,
+     AND line.debit_account = ledger_accounts.code)::text AS debit_minor,
   (SELECT coalesce(sum(amount_minor), 0) FROM ledger_lines AS line
    WHERE line.tenant_id = ledger_accounts.tenant_id AND line.currency = ledger_accounts.currency
-     AND line.credit_account = ledger_accounts.code)::bigint AS credit_minor
+     AND line.credit_account = ledger_accounts.code)::text AS credit_minor
 FROM ledger_accounts
 WHERE ledger_accounts.tenant_id = @tenant_id AND ledger_accounts.code = @code AND ledger_accounts.currency = @currency;
 
--- LedgerTrialBalance sums the lines of each of a tenant's accounts.
+-- LedgerTrialBalance sums the lines of each of a tenant's accounts, as
+-- LedgerAccountBalance does.
 -- name: LedgerTrialBalance :many
 SELECT
   ledger_accounts.code, ledger_accounts.currency, ledger_accounts.kind,
   (SELECT coalesce(sum(amount_minor), 0) FROM ledger_lines AS line
    WHERE line.tenant_id = ledger_accounts.tenant_id AND line.currency = ledger_accounts.currency
-     AND line.debit_account = ledger_accounts.code)::bigint AS debit_minor,
+     AND line.debit_account = ledger_accounts.code)::text AS debit_minor,
   (SELECT coalesce(sum(amount_minor), 0) FROM ledger_lines AS line
    WHERE line.tenant_id = ledger_accounts.tenant_id AND line.currency = ledger_accounts.currency
-     AND line.credit_account = ledger_accounts.code)::bigint AS credit_minor
+     AND line.credit_account = ledger_accounts.code)::text AS credit_minor
 FROM ledger_accounts
 WHERE ledger_accounts.tenant_id = @tenant_id
 ORDER BY ledger_accounts.currency, ledger_accounts.code;

@@ -43,7 +43,7 @@ type Worker struct {
 	Brokers            string        // KAFKA_BROKERS, host:port,…
 	Addr               string        // WORKER_ADDR, default 127.0.0.1:8081
 	Slot               string        // RELAY_SLOT, default onceledger_outbox
-	Batch              int           // BILLING_BATCH, events in hand at most, default 1000
+	Batch              int           // BILLING_BATCH, events in hand at most, default 2000
 	Writers            int           // BILLING_WRITERS, transactions side by side, default 2
 	ShutdownTimeout    time.Duration // SHUTDOWN_TIMEOUT, default 10s
 	LogLevel           slog.Level    // LOG_LEVEL, default info
@@ -77,7 +77,7 @@ func LoadWorker(getenv func(string) string) (Worker, error) {
 		ID:              getenv("WORKER_ID"),
 		Addr:            env.text("WORKER_ADDR", "127.0.0.1:8081"),
 		Slot:            env.text("RELAY_SLOT", "onceledger_outbox"),
-		Batch:           env.count("BILLING_BATCH", 1000),
+		Batch:           env.count("BILLING_BATCH", 2000),
 		Writers:         env.count("BILLING_WRITERS", 2),
 		ShutdownTimeout: env.duration("SHUTDOWN_TIMEOUT", 10*time.Second),
 		LogLevel:        env.level(),

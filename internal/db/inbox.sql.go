@@ -16,11 +16,11 @@ const deadLetterInsert = `-- name: DeadLetterInsert :execrows
 INSERT INTO dead_letters (
   id, consumer, topic, partition, "offset", class, detail,
   event_id, event_type, tenant_id, aggregate_id, aggregate_version,
-  record_key, record_value, record_headers, record_time)
+  record_hash, record_key, record_value, record_headers, record_time)
 VALUES (
   $1, $2, $3, $4, $5, $6, $7,
   $8, $9, $10, $11, $12,
-  $13, $14, $15, $16)
+  $13, $14, $15, $16, $17)
 ON CONFLICT ON CONSTRAINT dead_letters_record_key DO NOTHING
 `
 
@@ -37,6 +37,7 @@ type DeadLetterInsertParams struct {
 	TenantID         *uuid.UUID
 	AggregateID      *uuid.UUID
 	AggregateVersion *int64
+	RecordHash       []byte
 	RecordKey        []byte
 	RecordValue      []byte
 	RecordHeaders    []byte
@@ -59,6 +60,7 @@ func (q *Queries) DeadLetterInsert(ctx context.Context, db DBTX, arg DeadLetterI
 		arg.TenantID,
 		arg.AggregateID,
 		arg.AggregateVersion,
+		arg.RecordHash,
 		arg.RecordKey,
 		arg.RecordValue,
 		arg.RecordHeaders,
@@ -128,27 +130,34 @@ func (q *Queries) DeadLetterListByAggregate(ctx context.Context, db DBTX, tenant
 }
 
 const deadLetterParkedAggregates = `-- name: DeadLetterParkedAggregates :many
-SELECT DISTINCT aggregate_id::uuid AS aggregate_id FROM dead_letters
-WHERE consumer = $1 AND aggregate_id = ANY($2::uuid[])
-  AND state = 'open' AND aggregate_id IS NOT NULL
-  AND class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused')
+SELECT DISTINCT letter.tenant_id::uuid AS tenant_id, letter.aggregate_id::uuid AS aggregate_id
+FROM dead_letters AS letter
+JOIN (SELECT unnest($1::uuid[]) AS tenant_id, unnest($2::uuid[]) AS aggregate_id) AS wanted
+  ON wanted.tenant_id = letter.tenant_id AND wanted.aggregate_id = letter.aggregate_id
+WHERE letter.consumer = $3 AND letter.state = 'open' AND letter.aggregate_id IS NOT NULL
+  AND letter.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused')
 `
 
-// DeadLetterParkedAggregates tells which of the aggregates have an open dead
-// letter that later events have to wait behind.
-func (q *Queries) DeadLetterParkedAggregates(ctx context.Context, db DBTX, consumer string, aggregateIds []uuid.UUID) ([]uuid.UUID, error) {
-	rows, err := db.Query(ctx, deadLetterParkedAggregates, consumer, aggregateIds)
+type DeadLetterParkedAggregatesRow struct {
+	TenantID    uuid.UUID
+	AggregateID uuid.UUID
+}
+
+// DeadLetterParkedAggregates tells which of the tenants' aggregates have an open
+// dead letter that later events have to wait behind.
+func (q *Queries) DeadLetterParkedAggregates(ctx context.Context, db DBTX, tenantIds []uuid.UUID, aggregateIds []uuid.UUID, consumer string) ([]DeadLetterParkedAggregatesRow, error) {
+	rows, err := db.Query(ctx, deadLetterParkedAggregates, tenantIds, aggregateIds, consumer)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var items []uuid.UUID
+	var items []DeadLetterParkedAggregatesRow
 	for rows.Next() {
-		var aggregate_id uuid.UUID
-		if err := rows.Scan(&aggregate_id); err != nil {
+		var i DeadLetterParkedAggregatesRow
+		if err := rows.Scan(&i.TenantID, &i.AggregateID); err != nil {
 			return nil, err
 		}
-		items = append(items, aggregate_id)
+		items = append(items, i)
 	}
 	if err := rows.Err(); err != nil {
 		return nil, err

@@ -17,10 +17,10 @@ SELECT
   ledger_accounts.code, ledger_accounts.currency, ledger_accounts.kind,
   (SELECT coalesce(sum(amount_minor), 0) FROM ledger_lines AS line
    WHERE line.tenant_id = ledger_accounts.tenant_id AND line.currency = ledger_accounts.currency
-     AND line.debit_account = ledger_accounts.code)::bigint AS debit_minor,
+     AND line.debit_account = ledger_accounts.code)::text AS debit_minor,
   (SELECT coalesce(sum(amount_minor), 0) FROM ledger_lines AS line
    WHERE line.tenant_id = ledger_accounts.tenant_id AND line.currency = ledger_accounts.currency
-     AND line.credit_account = ledger_accounts.code)::bigint AS credit_minor
+     AND line.credit_account = ledger_accounts.code)::text AS credit_minor
 FROM ledger_accounts
 WHERE ledger_accounts.tenant_id = $1 AND ledger_accounts.code = $2 AND ledger_accounts.currency = $3
 `
@@ -29,11 +29,12 @@ type LedgerAccountBalanceRow struct {
 	Code        string
 	Currency    string
 	Kind        string
-	DebitMinor  int64
-	CreditMinor int64
+	DebitMinor  string
+	CreditMinor string
 }
 
-// LedgerAccountBalance sums the lines of one account.
+// LedgerAccountBalance sums the lines of one account. Sums of bigint are numeric:
+// they have no largest number, and come as text.
 func (q *Queries) LedgerAccountBalance(ctx context.Context, db DBTX, tenantID uuid.UUID, code string, currency string) (LedgerAccountBalanceRow, error) {
 	row := db.QueryRow(ctx, ledgerAccountBalance, tenantID, code, currency)
 	var i LedgerAccountBalanceRow
@@ -278,10 +279,10 @@ SELECT
   ledger_accounts.code, ledger_accounts.currency, ledger_accounts.kind,
   (SELECT coalesce(sum(amount_minor), 0) FROM ledger_lines AS line
    WHERE line.tenant_id = ledger_accounts.tenant_id AND line.currency = ledger_accounts.currency
-     AND line.debit_account = ledger_accounts.code)::bigint AS debit_minor,
+     AND line.debit_account = ledger_accounts.code)::text AS debit_minor,
   (SELECT coalesce(sum(amount_minor), 0) FROM ledger_lines AS line
    WHERE line.tenant_id = ledger_accounts.tenant_id AND line.currency = ledger_accounts.currency
-     AND line.credit_account = ledger_accounts.code)::bigint AS credit_minor
+     AND line.credit_account = ledger_accounts.code)::text AS credit_minor
 FROM ledger_accounts
 WHERE ledger_accounts.tenant_id = $1
 ORDER BY ledger_accounts.currency, ledger_accounts.code
@@ -291,11 +292,12 @@ type LedgerTrialBalanceRow struct {
 	Code        string
 	Currency    string
 	Kind        string
-	DebitMinor  int64
-	CreditMinor int64
+	DebitMinor  string
+	CreditMinor string
 }
 
-// LedgerTrialBalance sums the lines of each of a tenant's accounts.
+// LedgerTrialBalance sums the lines of each of a tenant's accounts, as
+// LedgerAccountBalance does.
 func (q *Queries) LedgerTrialBalance(ctx context.Context, db DBTX, tenantID uuid.UUID) ([]LedgerTrialBalanceRow, error) {
 	rows, err := db.Query(ctx, ledgerTrialBalance, tenantID)
 	if err != nil {

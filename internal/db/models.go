@@ -53,6 +53,7 @@ type DeadLetter struct {
 	TenantID         *uuid.UUID
 	AggregateID      *uuid.UUID
 	AggregateVersion *int64
+	RecordHash       []byte
 	RecordKey        []byte
 	RecordValue      []byte
 	RecordHeaders    []byte

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"math/big"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -119,8 +120,8 @@ func (a *API) getBalance(c echo.Context) error {
 func (a *API) getTrialBalance(c echo.Context) error {
 	type total struct {
 		Currency money.Currency `json:"currency"`
-		Debit    int64          `json:"debit_amount"`
-		Credit   int64          `json:"credit_amount"`
+		Debit    *big.Int       `json:"debit_amount"`
+		Credit   *big.Int       `json:"credit_amount"`
 		Balanced bool           `json:"balanced"`
 	}
 	return a.read(c, func(ctx context.Context, tx pgx.Tx, tenantID uuid.UUID) (any, error) {
@@ -136,13 +137,13 @@ func (a *API) getTrialBalance(c echo.Context) error {
 			answer.Accounts = append(answer.Accounts, balanceResponse(balance))
 			last := len(answer.Totals) - 1
 			if last < 0 || answer.Totals[last].Currency != balance.Currency {
-				answer.Totals = append(answer.Totals, total{Currency: balance.Currency})
+				answer.Totals = append(answer.Totals, total{Currency: balance.Currency, Debit: new(big.Int), Credit: new(big.Int)})
 				last++
 			}
 			sum := &answer.Totals[last]
-			sum.Debit += balance.Debit
-			sum.Credit += balance.Credit
-			sum.Balanced = sum.Debit == sum.Credit
+			sum.Debit.Add(sum.Debit, balance.Debit)
+			sum.Credit.Add(sum.Credit, balance.Credit)
+			sum.Balanced = sum.Debit.Cmp(sum.Credit) == 0
 		}
 		return answer, nil
 	})
@@ -242,7 +243,7 @@ type balanceResponse struct {
 	Account  string         `json:"account"`
 	Kind     string         `json:"kind"`
 	Currency money.Currency `json:"currency"`
-	Debit    int64          `json:"debit_amount"`
-	Credit   int64          `json:"credit_amount"`
-	Minor    int64          `json:"balance_amount"`
+	Debit    *big.Int       `json:"debit_amount"`
+	Credit   *big.Int       `json:"credit_amount"`
+	Minor    *big.Int       `json:"balance_amount"`
 }

@@ -426,6 +426,30 @@ func TestParking(t *testing.T) {
 		require.ElementsMatch(t, ids(free...), w.Applied(t), "what is parked is not applied")
 	})
 
+	t.Run("TakesNoNewRecordForAnOldOneWithItsOffset", func(t *testing.T) { // as in a topic that was made anew
+		t.Parallel()
+		w, order, bad := setup(t)
+
+		old := w.Deliver(t, bad, order.Paid())
+		anew := []event.Record{order.Refunded(1).Record(), order.Refunded(2).Record()}
+		for i := range anew {
+			anew[i].Partition, anew[i].Offset, anew[i].Time = old[i].Partition, old[i].Offset, old[i].Time
+		}
+		w.DeliverRecords(t, anew...)
+		w.DeliverRecords(t, anew...)
+		require.Len(t, w.DeadLetters(t), 4, "none is lost, none is there twice")
+	})
+
+	t.Run("ParksNoOtherTenantsAggregateOfThatID", func(t *testing.T) {
+		t.Parallel()
+		w, order, bad := setup(t)
+
+		bad.TenantID = w.Tenant(t)
+		w.Deliver(t, bad, order.Paid())
+		require.Len(t, w.DeadLetters(t), 1)
+		require.Len(t, w.Applied(t), 1, "the order's own tenant goes on")
+	})
+
 	t.Run("ChangesNothingWhenDeliveredAgain", func(t *testing.T) {
 		t.Parallel()
 		w, order, bad := setup(t)

@@ -82,10 +82,10 @@ func (in *Inbox) sharesOf(records int) int {
 	return max(1, min(in.writers, records/worthSharing))
 }
 
-// settle applies its share of a batch in one transaction. Where that cannot be because of
-// what is in it, the culprits become dead letters: at once where the handler
-// names them, and otherwise by halving the batch, left before right, until one
-// stands alone.
+// settle applies its share of a batch in one transaction. Where that cannot be
+// because of what is in it, the culprits become dead letters: at once where the
+// handler names them, and otherwise by halving the batch, left before right,
+// until one stands alone.
 func (in *Inbox) settle(ctx context.Context, batch []*delivery) error {
 	if len(batch) == 0 {
 		return nil
@@ -171,7 +171,7 @@ func (in *Inbox) sortOutTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (o
 	die := func(d *delivery, fault Fault) {
 		result.dead = append(result.dead, dead{d, fault})
 		if fault.Class.parks() && d.event.AggregateID != uuid.Nil {
-			blocked[d.event.AggregateID] = true
+			blocked[d.aggregate()] = true
 		}
 	}
 	for _, d := range batch {
@@ -182,7 +182,7 @@ func (in *Inbox) sortOutTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (o
 			die(d, *d.fault)
 		case first[d.event.ID] != nil:
 			again = append(again, d)
-		case blocked[d.event.AggregateID]:
+		case blocked[d.aggregate()]:
 			held = append(held, d)
 		case d.refusal != nil:
 			die(d, *d.refusal)

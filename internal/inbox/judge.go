@@ -68,6 +68,11 @@ type delivery struct {
 	refusal     *Fault // why the handler refuses it, as long as what is before it stands
 }
 
+// aggregate names what has to stay in order: an aggregate of a tenant.
+type aggregate struct{ tenantID, id uuid.UUID }
+
+func (d *delivery) aggregate() aggregate { return aggregate{d.event.TenantID, d.event.AggregateID} }
+
 // furthestAhead is how far an id's time may be ahead of this process's clock.
 const furthestAhead = 24 * time.Hour
 

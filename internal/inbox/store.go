@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -16,20 +17,21 @@ import (
 )
 
 // blockedTx finds which of a batch's aggregates have an open dead letter.
-func (in *Inbox) blockedTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (map[uuid.UUID]bool, error) {
-	var aggregates []uuid.UUID
+func (in *Inbox) blockedTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (map[aggregate]bool, error) {
+	var tenants, aggregates []uuid.UUID
 	for _, d := range batch {
 		if d.event.AggregateID != uuid.Nil {
+			tenants = append(tenants, d.event.TenantID)
 			aggregates = append(aggregates, d.event.AggregateID)
 		}
 	}
-	rows, err := db.New().DeadLetterParkedAggregates(ctx, tx, in.consumer, aggregates)
+	rows, err := db.New().DeadLetterParkedAggregates(ctx, tx, tenants, aggregates, in.consumer)
 	if err != nil {
 		return nil, fmt.Errorf("find parked aggregates: %w", err)
 	}
-	blocked := make(map[uuid.UUID]bool, len(rows))
-	for _, id := range rows {
-		blocked[id] = true
+	blocked := make(map[aggregate]bool, len(rows))
+	for _, row := range rows {
+		blocked[aggregate{row.TenantID, row.AggregateID}] = true
 	}
 	return blocked, nil
 }
@@ -112,6 +114,7 @@ func (in *Inbox) storeDeadTx(ctx context.Context, tx pgx.Tx, letters []dead) err
 			TenantID:         nonZero(e.TenantID),
 			AggregateID:      nonZero(e.AggregateID),
 			AggregateVersion: nonZero(e.AggregateVersion),
+			RecordHash:       hashRecord(record),
 			RecordKey:        record.Key,
 			RecordValue:      record.Value,
 			RecordHeaders:    headers,
@@ -135,6 +138,16 @@ func encodeHeaders(headers []event.Header) ([]byte, error) {
 		return nil, fmt.Errorf("encode headers: %w", err)
 	}
 	return encoded, nil
+}
+
+// hashRecord tells a record from another one that had its offset before the topic
+// was made anew.
+func hashRecord(record event.Record) []byte {
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%d\n", len(record.Key))
+	hash.Write(record.Key)
+	hash.Write(record.Value)
+	return hash.Sum(nil)
 }
 
 func nonZero[T comparable](value T) *T {

@@ -214,7 +214,7 @@ func TestMakePartitionsStallsNobody(t *testing.T) {
 
 	// That the set-up can show a stall: the obvious statement runs into it.
 	impatient := database.Pool(t, "janitor", withLockTimeout("200ms"))
-	_, err = impatient.Exec(t.Context(), `CREATE TABLE obvious PARTITION OF outbox_events
+	_, err = database.Pool(t, "", withLockTimeout("200ms")).Exec(t.Context(), `CREATE TABLE obvious PARTITION OF outbox_events
 		FOR VALUES FROM ('00000000-0000-7000-0000-000000000000') TO ('00000000-0001-7000-0000-000000000000')`)
 	require.True(t, postgres.LockTimedOut(err), "%v", err)
 

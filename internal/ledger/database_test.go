@@ -284,6 +284,30 @@ func TestLinesBelongToTheirEntrysTransaction(t *testing.T) {
 		require.Equal(t, before, w.content(t))
 	})
 
+	t.Run("IsNotFooledByATableOfTheSameName", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+		entry := w.book(t)
+		require.NoError(t, entry.insert(t.Context(), w.worker))
+		before := w.content(t)
+
+		_, err := w.worker.Exec(t.Context(), "CREATE TEMPORARY TABLE ledger_entries (LIKE public.ledger_entries)")
+		requireRefused(t, err, "42501", "")
+		for _, shadow := range []string{"ledger_entries", "ledger_lines"} {
+			// The owner may make one; then the checks have to look past it.
+			err = postgres.InTx(t.Context(), w.owner, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), "CREATE TEMPORARY TABLE "+shadow+" (LIKE public."+shadow+") ON COMMIT DROP")
+				require.NoError(t, err)
+				_, err = tx.Exec(t.Context(), `
+					INSERT INTO public.ledger_lines (tenant_id, event_id, line_no, debit_account, credit_account, currency, amount_minor)
+					VALUES ($1, $2, 2, 'cash', 'revenue', 'EUR', 1)`, entry.tenant, entry.event)
+				return err
+			})
+			requireRefused(t, err, "23000", "")
+		}
+		require.Equal(t, before, w.content(t))
+	})
+
 	t.Run("RefusesALineBesideOthersThatAreRight", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t)

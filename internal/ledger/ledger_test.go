@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -82,11 +83,13 @@ func TestPostTx(t *testing.T) {
 
 			trial, err := ledger.TrialBalanceTx(t.Context(), tx, w.tenant)
 			require.NoError(t, err)
-			require.Equal(t, []ledger.Balance{
-				{Account: ledger.Cash, Kind: "asset", Currency: "EUR", Debit: 2975, Credit: 2975},
-				{Account: ledger.Revenue, Kind: "income", Currency: "EUR", Debit: 2500, Credit: 2500},
-				{Account: ledger.TaxPayable, Kind: "liability", Currency: "EUR", Debit: 475, Credit: 475},
-			}, trial)
+			var lines []string
+			for _, b := range trial {
+				lines = append(lines, fmt.Sprintf("%s %s %s %s %s %s", b.Currency, b.Account, b.Kind, b.Debit, b.Credit, b.Minor))
+			}
+			require.Equal(t, []string{
+				"EUR cash asset 2975 2975 0", "EUR revenue income 2500 2500 0", "EUR tax-payable liability 475 475 0",
+			}, lines)
 		})
 	})
 
@@ -132,13 +135,20 @@ func TestPostTx(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t)
 
-		require.NoError(t, w.post(t.Context(),
-			ledger.Payment(w.tenant, newID(), newID(), "CLF", money.MaxMinor, 0, at),
-			ledger.Payment(w.tenant, newID(), newID(), "CLF", money.MaxMinor, 0, at)))
+		// One more than 1,024 of them is more than an int64.
+		const payments = 1_025
+		entries := make([]ledger.Entry, payments)
+		for i := range entries {
+			entries[i] = ledger.Payment(w.tenant, newID(), newID(), "CLF", money.MaxMinor, 0, at)
+		}
+		require.NoError(t, w.post(t.Context(), entries...))
 		w.read(t, func(tx pgx.Tx) {
 			cash, err := ledger.BalanceTx(t.Context(), tx, w.tenant, ledger.Cash, "CLF")
 			require.NoError(t, err)
-			require.Equal(t, 2*money.MaxMinor, cash.Minor)
+			require.Equal(t, "9232379236109515775", cash.Minor.String(), "1,025 times 2^53-1")
+			trial, err := ledger.TrialBalanceTx(t.Context(), tx, w.tenant)
+			require.NoError(t, err)
+			require.Equal(t, cash.Minor, trial[0].Minor)
 		})
 	})
 
@@ -205,11 +215,11 @@ func TestPostTxInParallel(t *testing.T) {
 		require.NoError(t, err)
 		sums := make(map[money.Currency]int64)
 		for _, balance := range trial {
-			sums[balance.Currency] += balance.Debit - balance.Credit
+			sums[balance.Currency] += balance.Debit.Int64() - balance.Credit.Int64()
 		}
 		require.Equal(t, map[money.Currency]int64{"EUR": 0, "USD": 0}, sums)
-		require.EqualValues(t, pairs*2975, trial[0].Minor, "EUR cash: what was paid twice and refunded once")
-		require.Zero(t, trial[3].Minor, "USD cash")
+		require.EqualValues(t, pairs*2975, trial[0].Minor.Int64(), "EUR cash: what was paid twice and refunded once")
+		require.Zero(t, trial[3].Minor.Sign(), "USD cash")
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/big"
 	"slices"
 
 	"github.com/google/uuid"
@@ -19,14 +20,14 @@ var ErrAccountNotFound = failure.New(failure.NotFound, "account-not-found", "The
 
 // Balance is the sum of an account's lines in one currency. Minor is on the
 // side on which the account grows: debit less credit for an asset, credit less
-// debit for income and liabilities.
+// debit for income and liabilities. A sum has no largest number, unlike an amount.
 type Balance struct {
 	Account  string
 	Kind     string
 	Currency money.Currency
-	Debit    int64
-	Credit   int64
-	Minor    int64
+	Debit    *big.Int
+	Credit   *big.Int
+	Minor    *big.Int
 }
 
 // EntriesByOrderTx lists an order's entries, oldest first.
@@ -86,7 +87,7 @@ func BalanceTx(ctx context.Context, tx pgx.Tx, tenantID uuid.UUID, account strin
 	if err != nil {
 		return Balance{}, fmt.Errorf("sum account: %w", err)
 	}
-	return balance(row.Code, row.Kind, row.Currency, row.DebitMinor, row.CreditMinor), nil
+	return balance(row.Code, row.Kind, row.Currency, row.DebitMinor, row.CreditMinor)
 }
 
 // TrialBalanceTx sums every account of a tenant. Debits and credits of one
@@ -98,18 +99,26 @@ func TrialBalanceTx(ctx context.Context, tx pgx.Tx, tenantID uuid.UUID) ([]Balan
 	}
 	balances := make([]Balance, len(rows))
 	for i, row := range rows {
-		balances[i] = balance(row.Code, row.Kind, row.Currency, row.DebitMinor, row.CreditMinor)
+		balances[i], err = balance(row.Code, row.Kind, row.Currency, row.DebitMinor, row.CreditMinor)
+		if err != nil {
+			return nil, err
+		}
 	}
 	return balances, nil
 }
 
-func balance(code, kind, currency string, debit, credit int64) Balance {
-	minor := credit - debit
+func balance(code, kind, currency, debitText, creditText string) (Balance, error) {
+	debit, isDebit := new(big.Int).SetString(debitText, 10)
+	credit, isCredit := new(big.Int).SetString(creditText, 10)
+	if !isDebit || !isCredit {
+		return Balance{}, fmt.Errorf("sums of account %s are %q and %q", code, debitText, creditText)
+	}
+	minor := new(big.Int).Sub(credit, debit)
 	if kind == "asset" {
-		minor = debit - credit
+		minor.Neg(minor)
 	}
 	return Balance{
 		Account: code, Kind: kind, Currency: money.Currency(currency),
 		Debit: debit, Credit: credit, Minor: minor,
-	}
+	}, nil
 }

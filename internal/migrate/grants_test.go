@@ -56,6 +56,22 @@ func TestGrants(t *testing.T) {
 			FROM pg_policies, unnest(roles) AS role
 		) AS lines ORDER BY role, part, line`))
 
+	t.Run("NoRoleCanPutAnObjectBeforeAnother", func(t *testing.T) {
+		t.Parallel()
+
+		tx := pgtest.Tx(t)
+		require.Empty(t, pgtest.Column[string](t, tx, `
+			SELECT rolname || ' in ' || nspname FROM pg_roles, pg_namespace
+			WHERE rolname LIKE 'onceledger_%' AND has_schema_privilege(pg_roles.oid, pg_namespace.oid, 'CREATE')`))
+		require.Empty(t, pgtest.Column[string](t, tx, `
+			SELECT rolname::text FROM pg_roles
+			WHERE rolname LIKE 'onceledger_%' AND has_database_privilege(oid, current_database(), 'TEMPORARY, CREATE')`))
+		require.Empty(t, pgtest.Column[string](t, tx, `
+			SELECT proname::text FROM pg_proc
+			WHERE pronamespace = 'public'::regnamespace AND prosqlbody IS NULL
+			  AND NOT coalesce(proconfig::text LIKE '%search_path=pg_catalog%', false)`), "functions that look wherever their caller looks")
+	})
+
 	t.Run("RowSecurityIsOnWhereThereIsATenant", func(t *testing.T) {
 		t.Parallel()
 

@@ -33,6 +33,7 @@ func PayTx(ctx context.Context, tx pgx.Tx, tenantID, id uuid.UUID, params PayPar
 	if err != nil {
 		return Order{}, err
 	}
+	stamp = stamp.after(order)
 	switch order.Status {
 	case StatusPaid:
 		return Order{}, ErrAlreadyPaid.Withf("Payment %s has paid it.", order.Payment.Reference)
@@ -68,6 +69,7 @@ func CancelTx(ctx context.Context, tx pgx.Tx, tenantID, id uuid.UUID, stamp Stam
 	if err != nil {
 		return Order{}, err
 	}
+	stamp = stamp.after(order)
 	switch order.Status {
 	case StatusPaid:
 		return Order{}, ErrAlreadyPaid.Withf("A paid order is refunded, not cancelled.")
@@ -108,6 +110,7 @@ func RefundTx(ctx context.Context, tx pgx.Tx, tenantID, id uuid.UUID, params Ref
 	if err != nil {
 		return Refund{}, err
 	}
+	stamp = stamp.after(order)
 	left := order.TotalAmount - order.RefundedAmount
 	switch {
 	case order.Status != StatusPaid:

@@ -104,3 +104,13 @@ type Stamp struct {
 	At          time.Time
 	Traceparent string
 }
+
+// after is the stamp, moved on to the order's last change if that was later: a
+// request that waited for the order's lock was stamped before the one it waited
+// for was done, and an order's times must not run backwards.
+func (s Stamp) after(order Order) Stamp {
+	if order.UpdatedAt.After(s.At) {
+		s.At = order.UpdatedAt
+	}
+	return s
+}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -72,6 +73,22 @@ func TestLifeOfAnOrder(t *testing.T) {
 			ids[fact.Event.ID] = true
 		}
 		require.Len(t, ids, len(want))
+	})
+
+	t.Run("IsNeverChangedBeforeItsLastChange", func(t *testing.T) { // by a request that was stamped and then waited
+		t.Parallel()
+		w := newWorld(t)
+
+		placed := w.place(twoRates())
+		early := orders.Stamp{At: placed.UpdatedAt.Add(-time.Second)}
+		require.NoError(t, w.in(w.tenant, func(tx pgx.Tx) error {
+			paid, err := orders.PayTx(t.Context(), tx, w.tenant, placed.ID, orders.PayParams{Reference: "pi_1"}, early)
+			require.Equal(t, placed.UpdatedAt, paid.UpdatedAt)
+			require.Equal(t, placed.UpdatedAt, paid.Payment.PaidAt)
+			return err
+		}))
+		facts := w.facts(placed.ID)
+		require.False(t, facts[1].Event.OccurredAt.Before(facts[0].Event.OccurredAt))
 	})
 
 	t.Run("ReadsBackWhatItWrote", func(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"time"
 
@@ -17,7 +18,12 @@ import (
 // decoder makes sense of the log: pgoutput, version 1, values as text, the
 // session's time zone UTC. It goes by the columns' names.
 type decoder struct {
-	relations map[uint32][]string // the columns of outbox_events, by relation id
+	relations map[uint32][]column // outbox_events, by relation id
+}
+
+type column struct {
+	name string
+	set  func(e *event.Event, text []byte) error // nil: of no interest
 }
 
 func (d *decoder) decode(data []byte) (logMessage, error) {
@@ -73,14 +79,11 @@ func (d *decoder) learn(relation *pglogrepl.RelationMessage) error {
 	if relation.RelationName != "outbox_events" {
 		return nil
 	}
-	missing := make(map[string]bool)
-	for name := range fields {
-		missing[name] = true
-	}
-	columns := make([]string, 0, len(relation.Columns))
-	for _, column := range relation.Columns {
-		columns = append(columns, column.Name)
-		delete(missing, column.Name)
+	missing := maps.Clone(fields)
+	columns := make([]column, len(relation.Columns))
+	for i, found := range relation.Columns {
+		columns[i] = column{found.Name, fields[found.Name]}
+		delete(missing, found.Name)
 	}
 	for name := range missing {
 		return setupErrorf("the publication leaves out column %s of outbox_events", name)
@@ -120,9 +123,9 @@ func (d *decoder) decodeInsert(data []byte) (logMessage, error) {
 		if data = data[5:]; len(data) < length {
 			return logMessage{}, errShort
 		}
-		if set, wanted := fields[column]; wanted {
-			if err := set(&message.event, data[:length]); err != nil {
-				return logMessage{}, fmt.Errorf("column %s: %w", column, err)
+		if column.set != nil {
+			if err := column.set(&message.event, data[:length]); err != nil {
+				return logMessage{}, fmt.Errorf("column %s: %w", column.name, err)
 			}
 		}
 		data = data[length:]

@@ -27,7 +27,7 @@ func TestDecode(t *testing.T) {
 	const relation = 16400
 	setup := func(t *testing.T) *decoder {
 		t.Helper()
-		d := &decoder{relations: make(map[uint32][]string)}
+		d := &decoder{relations: make(map[uint32][]column)}
 		require.NoError(t, d.learn(relationOf(relation, "outbox_events", columns)))
 		return d
 	}

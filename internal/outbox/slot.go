@@ -99,7 +99,7 @@ func (r *Relay) openSource(ctx context.Context, conn *pgconn.PgConn, pool *pgxpo
 	}}
 	s := &source{
 		conn:    conn,
-		decoder: decoder{relations: make(map[uint32][]string)},
+		decoder: decoder{relations: make(map[uint32][]column)},
 		gap:     findGap(system, setup, position),
 	}
 	if s.gap != nil {

@@ -136,6 +136,11 @@ func (i *Instance) clone(ctx context.Context, name string) error {
 		// file_copy writes no WAL: quicker for a database this small.
 		_, err := conn.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+
 			" TEMPLATE "+templateDatabase+" STRATEGY file_copy")
+		if err != nil {
+			return err
+		}
+		// The migrations' rights on the database itself are not copied.
+		_, err = conn.Exec(ctx, "REVOKE TEMPORARY ON DATABASE "+pgx.Identifier{name}.Sanitize()+" FROM PUBLIC")
 		return err
 	})
 }

@@ -109,8 +109,9 @@ func TestServer(t *testing.T) {
 	require.NoError(t, err)
 
 	server.Kill()
-	_, err = pool.Exec(t.Context(), "SELECT 1")
-	require.Error(t, err)
+	for err == nil { // a session outlives the server by the moment in which it notices
+		_, err = pool.Exec(t.Context(), "SELECT 1")
+	}
 
 	require.NoError(t, server.Restart(t.Context()))
 	var name string

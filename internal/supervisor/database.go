@@ -48,7 +48,7 @@ func ReadConnections(home string) (Connections, error) {
 		err = json.Unmarshal(text, &connections)
 	}
 	if err != nil {
-		return Connections{}, fmt.Errorf("read connections: %w", err)
+		return Connections{}, fmt.Errorf("read %s (onceledger up writes it anew): %w", connectionsFile(home), err)
 	}
 	return connections, nil
 }
@@ -190,9 +190,10 @@ func (s *supervisor) setPasswords(ctx context.Context, admin string) (Databases,
 		"api": &databases.API, "relay": &databases.Relay, "worker": &databases.Worker,
 		"janitor": &databases.Janitor, "verify": &databases.Verify,
 	}
-	passwords, err := loadPasswords(filepath.Join(s.config.Home, "passwords.json"), urls)
+	file := filepath.Join(s.config.Home, "passwords.json")
+	passwords, err := loadPasswords(file, urls)
 	if err != nil {
-		return Databases{}, fmt.Errorf("keep the roles' passwords: %w", err)
+		return Databases{}, fmt.Errorf("read the roles' passwords from %s (without it new ones are made): %w", file, err)
 	}
 	address, err := url.Parse(admin)
 	if err != nil {

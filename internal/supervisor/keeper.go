@@ -14,7 +14,7 @@ type backOff struct {
 	steady      time.Duration // a part that ran this long begins at first again
 }
 
-var defaultBackOff = backOff{first: 100 * time.Millisecond, most: 5 * time.Second, steady: 30 * time.Second}
+var defaultBackOff = backOff{first: 100 * time.Millisecond, most: 2 * time.Second, steady: 10 * time.Second}
 
 // keeper keeps one part of the service running.
 type keeper struct {

@@ -19,7 +19,13 @@ import (
 
 // NewLogger writes one JSON object a line.
 func NewLogger(w io.Writer, level slog.Level, process string) *slog.Logger {
-	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})).With("process", process)
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, attr slog.Attr) slog.Attr {
+		if attr.Value.Kind() == slog.KindDuration {
+			attr.Value = slog.StringValue(attr.Value.Duration().Round(time.Microsecond).String())
+		}
+		return attr
+	}}
+	return slog.New(slog.NewJSONHandler(w, options)).With("process", process)
 }
 
 // NewRegistry holds a process's metrics, the runtime's among them.

@@ -325,8 +325,8 @@ func (x *examination) deadLettered(c *change) bool {
 	})
 }
 
-// judge tells which of the missing effects are lost, and how many changes are
-// in flight. passed says that the pipeline is past the order's events up to
+// judge tells which of the missing effects are lost or held by a dead letter,
+// and how many changes are in flight. passed says that the pipeline is past the order's events up to
 // version; it is past those too that the consumer marked or went beyond.
 func (x *examination) judge(passed bool, version int64) (lost []Finding, inFlight int64) {
 	for _, c := range x.waiting {
@@ -334,6 +334,7 @@ func (x *examination) judge(passed bool, version int64) (lost []Finding, inFligh
 		beyond := x.Known != nil && x.Known.Version >= c.Version
 		switch {
 		case x.deadLettered(c):
+			lost = append(lost, x.finding(Held, c.id(), "%s has led to no %s: it waits in a dead letter", c.Type, strings.Join(c.Missing, ", no ")))
 		case marked, beyond, passed && c.Version <= version:
 			lost = append(lost, x.finding(Lost, c.id(), "%s has led to no %s", c.Type, strings.Join(c.Missing, ", no ")))
 		default:

@@ -18,6 +18,7 @@ type Kind string
 // The kinds of violations.
 const (
 	Lost         Kind = "lost"          // the pipeline is past a committed change, and an effect is missing
+	Held         Kind = "held"          // a committed change waits in a dead letter, and its effect with it
 	Duplicated   Kind = "duplicated"    // an effect is there more than once
 	Phantom      Kind = "phantom"       // an effect or event is there without the change that would cause it
 	Unbalanced   Kind = "unbalanced"    // a ledger entry is not over what its document says
@@ -29,7 +30,7 @@ const (
 )
 
 // Kinds are all kinds, in the order of a report.
-var Kinds = []Kind{Lost, Duplicated, Phantom, Unbalanced, WrongAmount, VersionGap, MissingEvent, NumberGap, TrialBalance}
+var Kinds = []Kind{Lost, Held, Duplicated, Phantom, Unbalanced, WrongAmount, VersionGap, MissingEvent, NumberGap, TrialBalance}
 
 // MaxNamed is how many violations of a kind are named; the others are counted.
 const MaxNamed = 20

@@ -493,7 +493,7 @@ func TestRunTellsLostFromInFlight(t *testing.T) {
 		require.EqualValues(t, 1, report.InFlight)
 	})
 
-	t.Run("ADeadLetterIsNeither", func(t *testing.T) {
+	t.Run("ADeadLetterIsNeitherButHeld", func(t *testing.T) {
 		t.Parallel()
 
 		bundle := setup(t)
@@ -503,7 +503,9 @@ func TestRunTellsLostFromInFlight(t *testing.T) {
 		bundle.refund(t, bundle.order, 5)
 		bundle.deliver(t)
 		report := bundle.verify(t)
-		require.True(t, report.OK, "%v", report.Findings)
+		require.False(t, report.OK, "a payment without an invoice is no right book")
+		require.EqualValues(t, 2, report.Violations[verify.Held])
+		require.EqualValues(t, 2, report.Count(), "%v", report.Findings)
 		require.Zero(t, report.InFlight)
 		require.EqualValues(t, 1, report.DeadLetters.Open)
 		require.EqualValues(t, 1, report.DeadLetters.Parked)

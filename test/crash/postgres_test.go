@@ -21,7 +21,7 @@ func TestPostgresIsKilled(t *testing.T) {
 	stack.StartAll(t, api, worker)
 	s.Run(t, api, 8, 20, 1)
 	for round := range uint64(2 * *rounds) {
-		s.Hold(t, stack.ProcessedEvents)
+		releaseEvents := s.Hold(t, stack.ProcessedEvents)
 		paying := s.StartLoad(t, api, 4, 2+round)
 		s.WaitBlocked(t, stack.Billing, stack.Test)
 		// Postgres keeps on disk how far the relay is only now and then, and sends
@@ -29,7 +29,7 @@ func TestPostgresIsKilled(t *testing.T) {
 		waitForReply(t, s, worker)
 		_, err := s.Owner.Exec(t.Context(), "CHECKPOINT")
 		require.NoError(t, err)
-		s.Hold(t, stack.Payments)
+		releasePayments := s.Hold(t, stack.Payments)
 		toPay := s.StartLoad(t, api, 4, 2+round)
 		s.WaitBlocked(t, stack.API, stack.Test)
 		waitForReply(t, s, worker)
@@ -38,6 +38,8 @@ func TestPostgresIsKilled(t *testing.T) {
 		require.NoError(t, err)
 
 		s.Server.Kill()
+		releaseEvents() // the locks went with the server
+		releasePayments()
 		for _, process := range []*stack.Process{api, worker} {
 			require.NoError(t, process.WaitFor("say that it is not ready", func() (bool, error) {
 				status, _, err := process.Get("/readyz")

@@ -50,7 +50,8 @@ func (s *Stack) NewClient(api *Process) *Client {
 // Post sends a POST with a new Idempotency-Key.
 func (c *Client) Post(ctx context.Context, path, body string) (Exchange, error) {
 	exchange := Exchange{Path: path, Body: body, Key: uuid.NewString()}
-	return exchange, c.Exchange(ctx, &exchange)
+	err := c.Exchange(ctx, &exchange)
+	return exchange, err
 }
 
 // Exchange sends a request until it has an answer.

@@ -105,13 +105,6 @@ func (l *Load) Advance(steps int) error {
 	}
 }
 
-// Exchanges are all requests that were answered.
-func (l *Load) Exchanges() []Exchange {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	return l.exchanges[:len(l.exchanges):len(l.exchanges)]
-}
-
 // note remembers what the clients have got, and wakes who waits for it.
 func (l *Load) note(change func()) {
 	l.mutex.Lock()

@@ -11,9 +11,11 @@ import (
 // them a test stops a process inside a transaction, at a place of its choice.
 func (s *Stack) Hold(t testing.TB, sql string) (release func()) {
 	t.Helper()
-	tx, err := s.Owner.Begin(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	defer cancel()
+	tx, err := s.Owner.Begin(ctx)
 	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), sql)
+	_, err = tx.Exec(ctx, sql)
 	require.NoError(t, err)
 	end := func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) } // the server may be dead
 	t.Cleanup(end)

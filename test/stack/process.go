@@ -3,7 +3,6 @@ package stack
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,12 +20,6 @@ import (
 
 	"github.com/onceledger/onceledger/internal/devstack"
 )
-
-// Patience is for what must happen; nothing waits so long when all is well.
-const Patience = 2 * time.Minute
-
-// between is how long to wait before asking again.
-const between = 10 * time.Millisecond
 
 // Process is a program that is started, ended and started again. It listens on
 // another port each time.
@@ -54,6 +47,11 @@ func NewProcess(t testing.TB, name, program string, env ...string) *Process {
 	p := &Process{Name: name, ctx: t.Context(), path: Program(t, program), env: env, log: &processLog{}}
 	t.Cleanup(func() {
 		_ = p.Kill()
+		for _, trouble := range []string{"panic: ", "fatal error: ", "WARNING: DATA RACE"} {
+			if strings.Contains(p.Log(), "\n"+trouble) || strings.HasPrefix(p.Log(), trouble) {
+				t.Errorf("%s had a %q", name, trouble)
+			}
+		}
 		if t.Failed() {
 			t.Logf("the end of the log of %s:\n%s", name, tail(withoutRequests(p.Log()), 40))
 		}
@@ -93,9 +91,10 @@ func (p *Process) running() *devstack.Process {
 	return p.current
 }
 
-// URL is where the process listens; "" before it does.
+// URL is where the process listens; "" if it does not. The port of one that has
+// ended may be another's by now.
 func (p *Process) URL() string {
-	if addr := p.log.address(); addr != "" {
+	if addr := p.log.address(); addr != "" && p.Alive() {
 		return "http://" + addr
 	}
 	return ""
@@ -134,7 +133,7 @@ func (p *Process) WaitFor(what string, is func() (bool, error)) error {
 	err := Wait(p.ctx, func() (bool, error) {
 		ok, err := is()
 		if !ok && !p.Alive() {
-			return false, Hopeless(errors.New("it has ended"))
+			return false, hopeless{errors.New("it has ended")}
 		}
 		return ok, err
 	})
@@ -213,6 +212,30 @@ func (p *Process) Kill() error {
 	return p.wait(process)
 }
 
+// KillChild kills a child of the process with SIGKILL, by the name of its
+// program.
+func (p *Process) KillChild(program string) error {
+	pid := p.running().Pid()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return err
+	}
+	for _, file := range tasks {
+		text, _ := os.ReadFile(file)
+		for _, child := range strings.Fields(string(text)) {
+			exe, _ := os.Readlink("/proc/" + child + "/exe")
+			if filepath.Base(exe) == program {
+				number, err := strconv.Atoi(child)
+				if err != nil {
+					return err
+				}
+				return syscall.Kill(number, syscall.SIGKILL)
+			}
+		}
+	}
+	return fmt.Errorf("%s has no child %s", p.Name, program)
+}
+
 // Stop asks the process to end (SIGTERM) and waits for it. It is an error if it
 // does not end with exit code 0.
 func (p *Process) Stop() error {
@@ -244,9 +267,6 @@ func (p *Process) WaitKilled() error {
 	return nil
 }
 
-// Ended is closed when the life that runs now has ended.
-func (p *Process) Ended() <-chan struct{} { return p.running().Done() }
-
 func (p *Process) wait(process *devstack.Process) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), Patience)
 	defer cancel()
@@ -266,132 +286,4 @@ func signalOf(err error) syscall.Signal {
 		}
 	}
 	return 0
-}
-
-// hopeless is an error that asking again will not mend.
-type hopeless struct{ error }
-
-func (h hopeless) Unwrap() error { return h.error }
-
-// Hopeless makes Wait give up at once.
-func Hopeless(err error) error { return hopeless{err} }
-
-// Wait asks until the answer is yes. What was wrong last is in the error, if the
-// time is up before that.
-func Wait(ctx context.Context, is func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, Patience)
-	defer cancel()
-	ticker := time.NewTicker(between)
-	defer ticker.Stop()
-	for {
-		ok, err := is()
-		if ok {
-			return nil
-		}
-		if _, no := errors.AsType[hopeless](err); no {
-			return err
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
-		}
-	}
-}
-
-// processLog keeps what a process says, and finds in it where it listens: api and
-// worker log their address, `onceledger up` prints a line when all is ready.
-type processLog struct {
-	mutex  sync.Mutex
-	buffer bytes.Buffer
-	parsed int // the beginning of the line that is read next
-	addr   string
-}
-
-func (l *processLog) Write(p []byte) (int, error) {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	l.buffer.Write(p)
-	for l.addr == "" {
-		line, _, whole := bytes.Cut(l.buffer.Bytes()[l.parsed:], []byte("\n"))
-		if !whole {
-			break
-		}
-		l.parsed += len(line) + 1
-		var said struct {
-			Message string `json:"msg"`
-			Address string `json:"address"`
-		}
-		if url, ok := bytes.CutPrefix(line, []byte("ready http://")); ok {
-			l.addr = string(url)
-		} else if json.Unmarshal(line, &said) == nil && (said.Message == "listening" || said.Message == "working") {
-			l.addr = said.Address
-		}
-	}
-	return len(p), nil
-}
-
-// startOver forgets where the last life listened.
-func (l *processLog) startOver() {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	l.parsed, l.addr = l.buffer.Len(), ""
-}
-
-func (l *processLog) address() string {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	return l.addr
-}
-
-func (l *processLog) text() string {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	return l.buffer.String()
-}
-
-// withoutRequests is a log without what went well a thousand times.
-func withoutRequests(log string) string {
-	var kept strings.Builder
-	for line := range strings.Lines(log) {
-		if !strings.Contains(line, `"level":"INFO","msg":"request"`) {
-			kept.WriteString(line)
-		}
-	}
-	return kept.String()
-}
-
-// tail is the last lines of a text.
-func tail(text string, lines int) string {
-	at := len(text)
-	for range lines {
-		if at = strings.LastIndexByte(text[:max(at-1, 0)], '\n'); at < 0 {
-			return text
-		}
-	}
-	return text[at+1:]
-}
-
-// KillChild kills a child of the process with SIGKILL, by the name of its
-// program.
-func (p *Process) KillChild(program string) error {
-	pid := p.running().Pid()
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	if err != nil {
-		return err
-	}
-	for _, file := range tasks {
-		text, _ := os.ReadFile(file)
-		for _, child := range strings.Fields(string(text)) {
-			exe, _ := os.Readlink("/proc/" + child + "/exe")
-			if filepath.Base(exe) == program {
-				number, err := strconv.Atoi(child)
-				if err != nil {
-					return err
-				}
-				return syscall.Kill(number, syscall.SIGKILL)
-			}
-		}
-	}
-	return fmt.Errorf("%s has no child %s", p.Name, program)
 }

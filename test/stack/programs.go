@@ -24,6 +24,9 @@ const module = "github.com/onceledger/onceledger"
 // names are the programs that a test may start.
 var names = []string{"api", "worker", "onceledger"}
 
+// inUse begins the names of folders that belong to one test program.
+const inUse = "in-use-programs-"
+
 // folder is this test program's own folder of programs, made at first use. A
 // program that is built anew meanwhile does not change under a test.
 var folder struct {
@@ -84,6 +87,8 @@ func build() (string, error) {
 		return "", err
 	}
 	defer lock.Unlock()
+	removeOlder(filepath.Join(cache, inUse+"*"), 12*time.Hour)              // of test programs that were killed
+	removeOlder(filepath.Join(cache, "programs-*[0-9a-f]"), 7*24*time.Hour) // of checkouts that are gone
 
 	args = append(args, "-o", shared+string(filepath.Separator))
 	for _, name := range names {
@@ -92,19 +97,23 @@ func build() (string, error) {
 	if _, err := command(ctx, "go", args...); err != nil {
 		return "", err
 	}
-	old, _ := filepath.Glob(filepath.Join(cache, "programs-in-use-*"))
-	for _, dir := range old { // of test programs that were killed
-		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > 12*time.Hour {
-			_ = os.RemoveAll(dir)
-		}
-	}
-	own, err := os.MkdirTemp(cache, "programs-in-use-")
+	own, err := os.MkdirTemp(cache, inUse)
 	for _, name := range names {
 		if err == nil {
 			err = os.Link(filepath.Join(shared, name), filepath.Join(own, name))
 		}
 	}
 	return own, err
+}
+
+// removeOlder removes folders that nobody has built into for so long.
+func removeOlder(pattern string, age time.Duration) {
+	dirs, _ := filepath.Glob(pattern)
+	for _, dir := range dirs {
+		if info, err := os.Stat(dir); err == nil && info.IsDir() && time.Since(info.ModTime()) > age {
+			_ = os.RemoveAll(dir)
+		}
+	}
 }
 
 // command runs a program and returns what it printed.

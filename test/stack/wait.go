@@ -1,0 +1,41 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// Patience is for what must happen; nothing waits so long when all is well.
+const Patience = 2 * time.Minute
+
+// between is how long to wait before asking again.
+const between = 10 * time.Millisecond
+
+// hopeless is an error that asking again will not mend: Wait gives up at once.
+type hopeless struct{ error }
+
+func (h hopeless) Unwrap() error { return h.error }
+
+// Wait asks until the answer is yes. What was wrong last is in the error, if the
+// time is up before that.
+func Wait(ctx context.Context, is func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	ticker := time.NewTicker(between)
+	defer ticker.Stop()
+	for {
+		ok, err := is()
+		if ok {
+			return nil
+		}
+		if _, no := errors.AsType[hopeless](err); no {
+			return err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return errors.Join(ctx.Err(), err)
+		}
+	}
+}
