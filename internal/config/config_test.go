@@ -88,7 +88,7 @@ func TestLoadWorker(t *testing.T) {
 		require.Equal(t, config.Worker{
 			Roles:       []string{config.RoleRelay, config.RoleBilling, config.RoleJanitor},
 			DatabaseURL: secret, RelayDatabaseURL: secret, JanitorDatabaseURL: secret, Brokers: "a:9092,b:9092",
-			Addr: "127.0.0.1:8081", Slot: "onceledger_outbox", Batch: 1000, Writers: 2,
+			Addr: "127.0.0.1:8081", Slot: "onceledger_outbox", Batch: 2000, Writers: 2,
 			ShutdownTimeout: 10 * time.Second, LogLevel: slog.LevelInfo,
 		}, got)
 	})
