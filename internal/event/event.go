@@ -7,6 +7,7 @@ package event
 
 import (
 	"bytes"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -111,27 +112,41 @@ func Source(aggregateType string) string { return "/onceledger/" + aggregateType
 // Record is the record to send for an event; its partition is the producer's
 // choice, by the key.
 func (e Event) Record() Record {
-	subject := e.AggregateID.String()
-	headers := []Header{
-		{HeaderSpecVersion, []byte("1.0")},
-		{HeaderID, []byte(e.ID.String())},
-		{HeaderType, []byte(e.Type)},
-		{HeaderSource, []byte(Source(e.AggregateType))},
-		{HeaderSubject, []byte(subject)},
-		{HeaderTime, e.OccurredAt.UTC().AppendFormat(nil, timeLayout)},
-		{HeaderTenant, []byte(e.TenantID.String())},
-		{HeaderAggregateVersion, strconv.AppendInt(nil, e.AggregateVersion, 10)},
-		{HeaderSchemaVersion, strconv.AppendInt(nil, int64(e.SchemaVersion), 10)},
+	// The values share one buffer: the relay makes a record for every event.
+	buffer := make([]byte, 0, 320)
+	headers := make([]Header, 0, 10)
+	add := func(key string, extended []byte) []byte {
+		value := extended[len(buffer):len(extended):len(extended)]
+		headers = append(headers, Header{key, value})
+		buffer = extended
+		return value
 	}
+	add(HeaderSpecVersion, append(buffer, "1.0"...))
+	add(HeaderID, appendUUID(buffer, e.ID))
+	add(HeaderType, append(buffer, e.Type...))
+	add(HeaderSource, append(buffer, Source(e.AggregateType)...))
+	subject := add(HeaderSubject, appendUUID(buffer, e.AggregateID))
+	add(HeaderTime, e.OccurredAt.UTC().AppendFormat(buffer, timeLayout))
+	add(HeaderTenant, appendUUID(buffer, e.TenantID))
+	add(HeaderAggregateVersion, strconv.AppendInt(buffer, e.AggregateVersion, 10))
+	add(HeaderSchemaVersion, strconv.AppendInt(buffer, int64(e.SchemaVersion), 10))
 	if e.Traceparent != "" {
-		headers = append(headers, Header{HeaderTraceparent, []byte(e.Traceparent)})
+		add(HeaderTraceparent, append(buffer, e.Traceparent...))
 	}
 	return Record{
 		Topic:   Topic(e.AggregateType),
-		Key:     []byte(subject),
+		Key:     subject,
 		Value:   e.Payload,
 		Headers: headers,
 	}
+}
+
+func appendUUID(buffer []byte, id uuid.UUID) []byte {
+	buffer = append(hex.AppendEncode(buffer, id[:4]), '-')
+	buffer = append(hex.AppendEncode(buffer, id[4:6]), '-')
+	buffer = append(hex.AppendEncode(buffer, id[6:8]), '-')
+	buffer = append(hex.AppendEncode(buffer, id[8:10]), '-')
+	return hex.AppendEncode(buffer, id[10:])
 }
 
 // ErrNoEvent says that a record carries no event and is none of ours to judge:

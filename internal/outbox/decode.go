@@ -102,7 +102,7 @@ func (d *decoder) decodeInsert(data []byte) (logMessage, error) {
 	if !ours {
 		return logMessage{}, nil
 	}
-	message := logMessage{kind: kindInsert}
+	message := logMessage{kind: kindInsert, event: new(event.Event)}
 	count := int(binary.BigEndian.Uint16(data[5:])) // behind the byte 'N'
 	if count != len(columns) {
 		return logMessage{}, fmt.Errorf("a row has %d columns, not %d", count, len(columns))
@@ -124,7 +124,7 @@ func (d *decoder) decodeInsert(data []byte) (logMessage, error) {
 			return logMessage{}, errShort
 		}
 		if column.set != nil {
-			if err := column.set(&message.event, data[:length]); err != nil {
+			if err := column.set(message.event, data[:length]); err != nil {
 				return logMessage{}, fmt.Errorf("column %s: %w", column.name, err)
 			}
 		}

@@ -37,7 +37,7 @@ func TestDecode(t *testing.T) {
 
 		message, err := setup(t).decodeChange(insertOf(relation, row))
 		require.NoError(t, err)
-		require.Equal(t, logMessage{kind: kindInsert, event: event.Event{
+		require.Equal(t, logMessage{kind: kindInsert, event: &event.Event{
 			ID:               uuid.MustParse(row[1].(string)),
 			TenantID:         uuid.MustParse(row[2].(string)),
 			AggregateType:    "order",

@@ -51,6 +51,13 @@ type end struct {
 	lsn    pglogrepl.LSN
 }
 
+// midTransaction reports that a transaction is half read.
+func (p *progress) midTransaction() bool {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	return p.inTransaction
+}
+
 // summary is where things stand.
 type summary struct {
 	confirmable pglogrepl.LSN

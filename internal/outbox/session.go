@@ -36,7 +36,8 @@ type session struct {
 	moved     bool      // the confirmed position, in this session
 	heard     time.Time // when Postgres last said something, if it could
 	serverEnd pglogrepl.LSN
-	counted   uint64 // events that are in the metrics
+	counted   uint64    // events that are in the metrics
+	stopBy    time.Time // after the order to stop
 
 	// What the publisher has to say, from goroutines of its own.
 	signal  chan struct{}
@@ -70,7 +71,7 @@ func newSession(r *Relay, pool *pgxpool.Pool, source *source, mark mark) *sessio
 
 // run reads, publishes and confirms until ctx is done or something fails.
 func (s *session) run(ctx context.Context) error {
-	reading, stopReading := context.WithCancel(ctx)
+	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
 	batches := make(chan []logMessage, 4)
 	var readErr error
 	go func() {
@@ -88,6 +89,8 @@ func (s *session) run(ctx context.Context) error {
 	}
 	ticker := time.NewTicker(s.relay.config.ConfirmEvery)
 	defer ticker.Stop()
+	told := ctx.Done()
+	var late <-chan time.Time
 	for {
 		next := batches
 		if s.progress.crowded() {
@@ -104,8 +107,15 @@ func (s *session) run(ctx context.Context) error {
 			err = s.tick(ctx, next != nil)
 		case <-s.signal:
 			err = s.heed(ctx)
-		case <-ctx.Done():
+		case <-told:
+			told = nil
+			s.stopBy = time.Now().Add(s.relay.config.StopTimeout)
+			late = time.After(s.relay.config.StopTimeout)
+		case <-late:
 			err = errStop
+		}
+		if err == nil && told == nil && (s.hopeless() || !s.progress.midTransaction()) {
+			err = errStop // not before: half a transaction would come again whole
 		}
 		if err != nil {
 			return err
@@ -115,8 +125,8 @@ func (s *session) run(ctx context.Context) error {
 
 func (s *session) handleBatch(ctx context.Context, batch []logMessage) error {
 	s.heard = time.Now()
-	for i := range batch {
-		if err := s.handle(ctx, &batch[i]); err != nil {
+	for _, message := range batch {
+		if err := s.handle(ctx, message); err != nil {
 			return err
 		}
 	}
@@ -124,14 +134,14 @@ func (s *session) handleBatch(ctx context.Context, batch []logMessage) error {
 }
 
 // handle takes in a message of the log.
-func (s *session) handle(ctx context.Context, message *logMessage) error {
+func (s *session) handle(ctx context.Context, message logMessage) error {
 	s.serverEnd = max(s.serverEnd, message.serverEnd)
 	switch message.kind {
 	case kindBegin:
 		s.committed = message.committed
 		s.progress.begin()
 	case kindInsert:
-		return s.publish(&message.event)
+		return s.publish(message.event)
 	case kindCommit:
 		s.progress.commit(message.lsn)
 	case kindKeepalive:
@@ -223,6 +233,12 @@ func (s *session) trouble() (failure, away error) {
 	return s.failure, s.away
 }
 
+// hopeless reports that waiting for what is in flight is of no use for now.
+func (s *session) hopeless() bool {
+	failure, away := s.trouble()
+	return failure != nil || away != nil
+}
+
 // Delivered is called by the publisher when the broker has an event, or will
 // not get it.
 func (s *session) Delivered(seq uint64, err error) {
@@ -261,9 +277,9 @@ func (s *session) wake() {
 // still in flight, within StopTimeout.
 func (s *session) finish(ctx context.Context, stopping bool) {
 	ctx = context.WithoutCancel(ctx)
-	deadline := time.After(s.relay.config.StopTimeout)
+	deadline := time.After(time.Until(s.stopBy))
 	for waiting := stopping; waiting && s.progress.summary().inFlight > 0; {
-		if failure, away := s.trouble(); failure != nil || away != nil {
+		if s.hopeless() {
 			break
 		}
 		select {

@@ -40,7 +40,7 @@ type gap struct {
 // logMessage is what a source brings. Kind 0 is nothing of interest.
 type logMessage struct {
 	kind      messageKind
-	event     event.Event   // of an insert
+	event     *event.Event  // of an insert
 	committed time.Time     // of a begin
 	lsn       pglogrepl.LSN // of a commit: its end; of a keepalive: all before it was sent
 	asked     bool          // of a keepalive: Postgres wants an answer
@@ -91,7 +91,7 @@ func (s *source) read(ctx context.Context, batches chan<- []logMessage) error {
 
 // nextBatch is what is there: it goes on its way when nothing more is.
 func (s *source) nextBatch(ctx context.Context) ([]logMessage, error) {
-	var batch []logMessage
+	batch := make([]logMessage, 0, maxBatch/4)
 	for {
 		message, err := s.next(ctx)
 		if err != nil {
@@ -182,8 +182,8 @@ func (g *gap) readPage(ctx context.Context, ids []uuid.UUID) ([]logMessage, erro
 	return nil, errors.New("rows are gone that were there a moment ago: was a partition dropped?")
 }
 
-func fromRow(row db.OutboxGetManyRow) event.Event {
-	e := event.Event{
+func fromRow(row db.OutboxGetManyRow) *event.Event {
+	e := &event.Event{
 		ID:               row.ID,
 		TenantID:         row.TenantID,
 		AggregateType:    row.AggregateType,
