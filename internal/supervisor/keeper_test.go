@@ -124,7 +124,7 @@ func TestShellQuoted(t *testing.T) {
 	t.Parallel()
 
 	for path, want := range map[string]string{
-		"/work/a-b/.onceledger/api-key": "/work/a-b/.onceledger/api-key",
+		"/home/a-b/.onceledger/api-key": "/home/a-b/.onceledger/api-key",
 		"/my work/key":                  "'/my work/key'",
 		"/it's/$(key)":                  `'/it'\''s/$(key)'`,
 	} {

@@ -1,6 +1,7 @@
 package tenants_test
 
 import (
+	"errors"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -38,13 +39,10 @@ func TestIsolation(t *testing.T) {
 		t.Run(table.Name, func(t *testing.T) {
 			var row []byte
 			err := owner.QueryRow(t.Context(), "SELECT row_to_json(r) FROM "+table.Name+" AS r WHERE tenant_id = $1 LIMIT 1", theirs).Scan(&row)
-			if table.IsPartition {
-				if err != nil {
-					t.Skip("no row of the other tenant is of this day")
-				}
-			} else {
-				require.NoError(t, err, "the other tenant needs a row in it: see seed")
+			if table.IsPartition && errors.Is(err, pgx.ErrNoRows) {
+				return // of another day than the rows; the day that has them is among the tables
 			}
+			require.NoError(t, err, "the other tenant needs a row in it: see seed")
 
 			as := func(tenant *uuid.UUID, sql string, args ...any) (rows int64, err error) {
 				err = pgx.BeginFunc(t.Context(), api, func(tx pgx.Tx) error {
