@@ -1,8 +1,8 @@
 package tenants_test
 
 import (
-	"errors"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
