@@ -44,6 +44,8 @@ const (
 const (
 	OrderEvents   = AggregateOrder + ".events"
 	BillingEvents = AggregateBilling + ".events"
+	// LedgerBalances is compacted: the last record of a key is its balance.
+	LedgerBalances = "ledger.balances"
 )
 
 // SchemaVersion is the version of the payloads that this build writes and reads.
