@@ -19,7 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/onceledger/onceledger/internal/kafka"
-	"github.com/onceledger/onceledger/internal/outbox"
+	"github.com/onceledger/onceledger/internal/relay"
 )
 
 // A drain is one process that reads a slot to the end of the backlog: the relay,
@@ -57,7 +57,7 @@ func beDrain() {
 		if config.Kind == "reader" {
 			return read(ctx, config)
 		}
-		return relay(ctx, config)
+		return drain(ctx, config)
 	}()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "drain:", err)
@@ -68,15 +68,15 @@ func beDrain() {
 
 func report(result drainResult) { _ = json.NewEncoder(os.Stdout).Encode(result) }
 
-// relay runs the product's relay.
-func relay(ctx context.Context, config drainConfig) error {
+// drain runs the product's relay.
+func drain(ctx context.Context, config drainConfig) error {
 	var start time.Time
 	var delivered atomic.Int64
-	r, err := outbox.NewRelay(outbox.Config{
+	r, err := relay.NewRelay(relay.Config{
 		URL:  config.URL,
 		Slot: config.Slot,
 		Log:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
-		NewPublisher: func(reports outbox.Reports) (outbox.Publisher, error) {
+		NewPublisher: func(reports relay.Reports) (relay.Publisher, error) {
 			start = time.Now()
 			return kafka.NewProducer(kafka.ProducerConfig{
 				Brokers:   config.Brokers,
@@ -111,7 +111,7 @@ func read(ctx context.Context, config drainConfig) error {
 	}
 	start := time.Now()
 	err = pglogrepl.StartReplication(ctx, conn, config.Slot, 0, pglogrepl.StartReplicationOptions{
-		PluginArgs: []string{"proto_version '1'", "publication_names '" + outbox.DefaultPublication + "'"},
+		PluginArgs: []string{"proto_version '1'", "publication_names '" + relay.DefaultPublication + "'"},
 	})
 	if err != nil {
 		return err

@@ -22,8 +22,8 @@ import (
 
 	"github.com/onceledger/onceledger/bench/stack"
 	"github.com/onceledger/onceledger/internal/event"
-	"github.com/onceledger/onceledger/internal/outbox"
 	"github.com/onceledger/onceledger/internal/postgres"
+	"github.com/onceledger/onceledger/internal/relay"
 )
 
 const database = "relay"
@@ -187,7 +187,7 @@ func (b *bench) leg(ctx context.Context, kind, slot string) (leg, error) {
 		  (SELECT oid::bigint FROM pg_publication WHERE pubname = $2), confirmed_flush_lsn, '3'
 		FROM pg_replication_slots WHERE slot_name = $1
 		ON CONFLICT (slot_name) DO UPDATE SET lsn = excluded.lsn, snapshot_xmin = excluded.snapshot_xmin`,
-		copied, outbox.DefaultPublication)
+		copied, relay.DefaultPublication)
 	if err != nil {
 		return leg{}, err
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/onceledger/onceledger/internal/config"
 	"github.com/onceledger/onceledger/internal/crash"
 	"github.com/onceledger/onceledger/internal/httpapi"
-	"github.com/onceledger/onceledger/internal/outbox"
 	"github.com/onceledger/onceledger/internal/postgres"
+	"github.com/onceledger/onceledger/internal/relay"
 	"github.com/onceledger/onceledger/internal/telemetry"
 )
 
@@ -75,7 +75,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 		Now:     time.Now,
 		Metrics: registry,
 		Operations: telemetry.Handler(registry,
-			httpapi.Checks(pool, time.Now, outbox.DefaultPublication, env.Slot)),
+			httpapi.Checks(pool, time.Now, relay.DefaultPublication, env.Slot)),
 	})
 
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", env.Addr)

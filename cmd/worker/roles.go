@@ -19,8 +19,8 @@ import (
 	"github.com/onceledger/onceledger/internal/inbox"
 	"github.com/onceledger/onceledger/internal/janitor"
 	"github.com/onceledger/onceledger/internal/kafka"
-	"github.com/onceledger/onceledger/internal/outbox"
 	"github.com/onceledger/onceledger/internal/postgres"
+	"github.com/onceledger/onceledger/internal/relay"
 	"github.com/onceledger/onceledger/internal/telemetry"
 )
 
@@ -108,10 +108,10 @@ func (w *worker) openRelay(context.Context) error {
 		// The relay would wait for it to mend. What err quotes may be a password.
 		return errors.New("RELAY_DATABASE_URL: want postgres://user:password@host:5432/name")
 	}
-	relay, err := outbox.NewRelay(outbox.Config{
+	relay, err := relay.NewRelay(relay.Config{
 		URL:  w.env.RelayDatabaseURL,
 		Slot: w.env.Slot,
-		NewPublisher: func(reports outbox.Reports) (outbox.Publisher, error) {
+		NewPublisher: func(reports relay.Reports) (relay.Publisher, error) {
 			return kafka.NewProducer(kafka.ProducerConfig{
 				Brokers:   w.env.Brokers,
 				ClientID:  "onceledger-relay",

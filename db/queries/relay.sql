@@ -23,8 +23,8 @@ LEFT JOIN pg_catalog.pg_replication_slots AS slot ON slot.slot_name = wanted.slo
 -- name: RelayPositionGet :one
 SELECT * FROM relay_position WHERE slot_name = @slot_name;
 
--- RelayPositionStore moves the relay's position on, never back: no row means
--- that another relay has got further. It returns what may be stored once the log
+-- RelayPositionStore moves wal's position on, never back: no row means that
+-- another relay has got further or taken over. It returns what may be stored once the log
 -- up to lsn is delivered: the snapshot is taken first and the position of the
 -- log read after it, so the transactions below xmin all end before lsn.
 -- name: RelayPositionStore :one
@@ -36,8 +36,12 @@ ON CONFLICT (slot_name) DO UPDATE SET
   publication_oid = excluded.publication_oid,
   lsn             = excluded.lsn,
   snapshot_xmin   = excluded.snapshot_xmin,
+  snapshot        = NULL,
   updated_at      = now()
 WHERE position.lsn <= excluded.lsn
+  AND NOT EXISTS (
+    SELECT FROM relay_assignment AS other
+    WHERE other.slot_name = excluded.slot_name AND other.relay NOT IN ('wal', 'none'))
 RETURNING
   pg_snapshot_xmin(pg_current_snapshot())::xid8 AS next_xmin,
   pg_current_wal_insert_lsn()::pg_lsn           AS next_lsn;
@@ -48,6 +52,93 @@ RETURNING
 UPDATE relay_position
 SET lsn = '0/0', snapshot_xmin = '0', updated_at = now()
 WHERE slot_name = @slot_name;
+
+-- RelaySnapshotStore records what poll has delivered. It runs on the connection
+-- that holds the turn, so that a relay that has lost it records nothing.
+-- name: RelaySnapshotStore :exec
+INSERT INTO relay_position (slot_name, system_id, timeline, publication_oid, lsn, snapshot_xmin, snapshot)
+VALUES (
+  @slot_name, @system_id, @timeline, 0, '0/0',
+  pg_snapshot_xmin(sqlc.arg(snapshot)::text::pg_snapshot), sqlc.arg(snapshot)::text::pg_snapshot)
+ON CONFLICT (slot_name) DO UPDATE SET
+  system_id       = excluded.system_id,
+  timeline        = excluded.timeline,
+  publication_oid = excluded.publication_oid,
+  lsn             = excluded.lsn,
+  snapshot_xmin   = excluded.snapshot_xmin,
+  snapshot        = excluded.snapshot,
+  updated_at      = now();
+
+-- RelayPositionHandOver records what another relay is known to have delivered:
+-- every row of a transaction below xmin.
+-- name: RelayPositionHandOver :exec
+INSERT INTO relay_position (slot_name, system_id, timeline, publication_oid, lsn, snapshot_xmin)
+VALUES (@slot_name, @system_id, @timeline, 0, '0/0', @snapshot_xmin)
+ON CONFLICT (slot_name) DO UPDATE SET
+  system_id       = excluded.system_id,
+  timeline        = excluded.timeline,
+  publication_oid = excluded.publication_oid,
+  lsn             = excluded.lsn,
+  snapshot_xmin   = excluded.snapshot_xmin,
+  snapshot        = NULL,
+  updated_at      = now();
+
+-- ServerIdentity tells one server, and one course of its history, from another.
+-- name: ServerIdentity :one
+SELECT
+  system_identifier::text AS system_id,
+  ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
+FROM pg_control_system();
+
+-- RelayAssignmentGet is which relay carries the outbox; no row is wal.
+-- name: RelayAssignmentGet :one
+SELECT relay, target, since, changed_at FROM relay_assignment WHERE slot_name = @slot_name;
+
+-- RelayAssignmentBegin takes the job away from whoever has it, for a switch.
+-- name: RelayAssignmentBegin :exec
+INSERT INTO relay_assignment AS assignment (slot_name, relay, target)
+VALUES (@slot_name, 'none', @target)
+ON CONFLICT (slot_name) DO UPDATE SET relay = 'none', target = excluded.target, changed_at = now();
+
+-- RelayAssignmentSettle gives the job to the switch's target. Rows of
+-- transactions below since were delivered before.
+-- name: RelayAssignmentSettle :exec
+UPDATE relay_assignment
+SET relay = target, since = @since, changed_at = now()
+WHERE slot_name = @slot_name AND target = @target;
+
+-- RelayFault is what keeps events from reaching Kafka, as far as the database
+-- can tell; empty if nothing does.
+-- name: RelayFault :one
+SELECT relay_fault(@publication, @slot_name)::text AS fault;
+
+-- SlotGet is what the server says about a slot. oldest_xid 0 is unknown.
+-- name: SlotGet :one
+SELECT
+  coalesce(active, false)::boolean                                  AS active,
+  coalesce(wal_status, '')::text                                    AS wal_status,
+  coalesce(slot_oldest_xid(slot_name::text), '0')::xid8             AS oldest_xid,
+  coalesce(confirmed_flush_lsn, '0/0')::pg_lsn                      AS confirmed
+FROM pg_catalog.pg_replication_slots
+WHERE slot_name = @slot_name::name;
+
+-- SlotDrop drops a slot, if it is there; one that is in use is an error.
+-- name: SlotDrop :exec
+SELECT pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots WHERE slot_name = @slot_name::name;
+
+-- DebeziumSlot names the slot that Debezium reads for the relay of a slot.
+-- name: DebeziumSlot :one
+SELECT relay_debezium_slot(@slot_name)::text AS slot;
+
+-- OutboxListUnseen names the events that are visible now and were not in a
+-- snapshot, and what is visible now, as a snapshot: both of one moment.
+-- name: OutboxListUnseen :one
+SELECT
+  pg_current_snapshot()::text AS snapshot,
+  coalesce(array_agg(id ORDER BY aggregate_version, id), '{}')::uuid[] AS ids
+FROM outbox_events
+WHERE tx_id >= pg_snapshot_xmin(sqlc.arg(seen)::text::pg_snapshot)
+  AND NOT pg_visible_in_snapshot(tx_id, sqlc.arg(seen)::text::pg_snapshot);
 
 -- RelayStatusSet says what the relay is doing, unless it says so already.
 -- name: RelayStatusSet :exec

@@ -29,12 +29,18 @@ const (
 	WorkerBeforeCommit = "worker.before-commit"
 	// A batch's effects are committed, its offsets are not.
 	WorkerCommittedNotStored = "worker.committed-not-stored"
+
+	// A batch's balances and offsets are with Kafka, their transaction is open.
+	BalancesProducedNotCommitted = "balances.produced-not-committed"
+	// The transaction is committed, nothing else has been asked for yet.
+	BalancesCommittedNotPolled = "balances.committed-not-polled"
 )
 
 var points = []string{
 	APIBeforeCommit, APICommittedNotAnswered,
 	RelayDecodedNotProduced, RelayProducedNotAcked, RelayAckedNotConfirmed,
 	WorkerBeforeCommit, WorkerCommittedNotStored,
+	BalancesProducedNotCommitted, BalancesCommittedNotPolled,
 }
 
 type target struct {

@@ -241,6 +241,15 @@ type RefundTax struct {
 	TaxMinor   int64
 }
 
+type RelayAssignment struct {
+	SlotName string
+	Relay    string
+	Target   string
+	// Every row with a tx_id below it was delivered before the switch.
+	Since     uint64
+	ChangedAt time.Time
+}
+
 type RelayPosition struct {
 	SlotName       string
 	SystemID       string
@@ -249,6 +258,7 @@ type RelayPosition struct {
 	Lsn            pglogrepl.LSN
 	SnapshotXmin   uint64
 	UpdatedAt      time.Time
+	Snapshot       *string
 }
 
 type RelayStatus struct {

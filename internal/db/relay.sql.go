@@ -13,6 +13,18 @@ import (
 	"github.com/jackc/pglogrepl"
 )
 
+const debeziumSlot = `-- name: DebeziumSlot :one
+SELECT relay_debezium_slot($1)::text AS slot
+`
+
+// DebeziumSlot names the slot that Debezium reads for the relay of a slot.
+func (q *Queries) DebeziumSlot(ctx context.Context, db DBTX, slotName string) (string, error) {
+	row := db.QueryRow(ctx, debeziumSlot, slotName)
+	var slot string
+	err := row.Scan(&slot)
+	return slot, err
+}
+
 const outboxGetMany = `-- name: OutboxGetMany :many
 SELECT
   id, tenant_id, aggregate_type, aggregate_id, aggregate_version,
@@ -96,6 +108,91 @@ func (q *Queries) OutboxListSince(ctx context.Context, db DBTX, sinceXmin uint64
 	return items, nil
 }
 
+const outboxListUnseen = `-- name: OutboxListUnseen :one
+SELECT
+  pg_current_snapshot()::text AS snapshot,
+  coalesce(array_agg(id ORDER BY aggregate_version, id), '{}')::uuid[] AS ids
+FROM outbox_events
+WHERE tx_id >= pg_snapshot_xmin($1::text::pg_snapshot)
+  AND NOT pg_visible_in_snapshot(tx_id, $1::text::pg_snapshot)
+`
+
+type OutboxListUnseenRow struct {
+	Snapshot string
+	Ids      []uuid.UUID
+}
+
+// OutboxListUnseen names the events that are visible now and were not in a
+// snapshot, and what is visible now, as a snapshot: both of one moment.
+func (q *Queries) OutboxListUnseen(ctx context.Context, db DBTX, seen string) (OutboxListUnseenRow, error) {
+	row := db.QueryRow(ctx, outboxListUnseen, seen)
+	var i OutboxListUnseenRow
+	err := row.Scan(&i.Snapshot, &i.Ids)
+	return i, err
+}
+
+const relayAssignmentBegin = `-- name: RelayAssignmentBegin :exec
+INSERT INTO relay_assignment AS assignment (slot_name, relay, target)
+VALUES ($1, 'none', $2)
+ON CONFLICT (slot_name) DO UPDATE SET relay = 'none', target = excluded.target, changed_at = now()
+`
+
+// RelayAssignmentBegin takes the job away from whoever has it, for a switch.
+func (q *Queries) RelayAssignmentBegin(ctx context.Context, db DBTX, slotName string, target string) error {
+	_, err := db.Exec(ctx, relayAssignmentBegin, slotName, target)
+	return err
+}
+
+const relayAssignmentGet = `-- name: RelayAssignmentGet :one
+SELECT relay, target, since, changed_at FROM relay_assignment WHERE slot_name = $1
+`
+
+type RelayAssignmentGetRow struct {
+	Relay     string
+	Target    string
+	Since     uint64
+	ChangedAt time.Time
+}
+
+// RelayAssignmentGet is which relay carries the outbox; no row is wal.
+func (q *Queries) RelayAssignmentGet(ctx context.Context, db DBTX, slotName string) (RelayAssignmentGetRow, error) {
+	row := db.QueryRow(ctx, relayAssignmentGet, slotName)
+	var i RelayAssignmentGetRow
+	err := row.Scan(
+		&i.Relay,
+		&i.Target,
+		&i.Since,
+		&i.ChangedAt,
+	)
+	return i, err
+}
+
+const relayAssignmentSettle = `-- name: RelayAssignmentSettle :exec
+UPDATE relay_assignment
+SET relay = target, since = $1, changed_at = now()
+WHERE slot_name = $2 AND target = $3
+`
+
+// RelayAssignmentSettle gives the job to the switch's target. Rows of
+// transactions below since were delivered before.
+func (q *Queries) RelayAssignmentSettle(ctx context.Context, db DBTX, since uint64, slotName string, target string) error {
+	_, err := db.Exec(ctx, relayAssignmentSettle, since, slotName, target)
+	return err
+}
+
+const relayFault = `-- name: RelayFault :one
+SELECT relay_fault($1, $2)::text AS fault
+`
+
+// RelayFault is what keeps events from reaching Kafka, as far as the database
+// can tell; empty if nothing does.
+func (q *Queries) RelayFault(ctx context.Context, db DBTX, publication string, slotName string) (string, error) {
+	row := db.QueryRow(ctx, relayFault, publication, slotName)
+	var fault string
+	err := row.Scan(&fault)
+	return fault, err
+}
+
 const relayPositionForget = `-- name: RelayPositionForget :exec
 UPDATE relay_position
 SET lsn = '0/0', snapshot_xmin = '0', updated_at = now()
@@ -110,7 +207,7 @@ func (q *Queries) RelayPositionForget(ctx context.Context, db DBTX, slotName str
 }
 
 const relayPositionGet = `-- name: RelayPositionGet :one
-SELECT slot_name, system_id, timeline, publication_oid, lsn, snapshot_xmin, updated_at FROM relay_position WHERE slot_name = $1
+SELECT slot_name, system_id, timeline, publication_oid, lsn, snapshot_xmin, updated_at, snapshot FROM relay_position WHERE slot_name = $1
 `
 
 // RelayPositionGet is how far the relay says it has got.
@@ -125,8 +222,41 @@ func (q *Queries) RelayPositionGet(ctx context.Context, db DBTX, slotName string
 		&i.Lsn,
 		&i.SnapshotXmin,
 		&i.UpdatedAt,
+		&i.Snapshot,
 	)
 	return i, err
+}
+
+const relayPositionHandOver = `-- name: RelayPositionHandOver :exec
+INSERT INTO relay_position (slot_name, system_id, timeline, publication_oid, lsn, snapshot_xmin)
+VALUES ($1, $2, $3, 0, '0/0', $4)
+ON CONFLICT (slot_name) DO UPDATE SET
+  system_id       = excluded.system_id,
+  timeline        = excluded.timeline,
+  publication_oid = excluded.publication_oid,
+  lsn             = excluded.lsn,
+  snapshot_xmin   = excluded.snapshot_xmin,
+  snapshot        = NULL,
+  updated_at      = now()
+`
+
+type RelayPositionHandOverParams struct {
+	SlotName     string
+	SystemID     string
+	Timeline     int32
+	SnapshotXmin uint64
+}
+
+// RelayPositionHandOver records what another relay is known to have delivered:
+// every row of a transaction below xmin.
+func (q *Queries) RelayPositionHandOver(ctx context.Context, db DBTX, arg RelayPositionHandOverParams) error {
+	_, err := db.Exec(ctx, relayPositionHandOver,
+		arg.SlotName,
+		arg.SystemID,
+		arg.Timeline,
+		arg.SnapshotXmin,
+	)
+	return err
 }
 
 const relayPositionStore = `-- name: RelayPositionStore :one
@@ -138,8 +268,12 @@ ON CONFLICT (slot_name) DO UPDATE SET
   publication_oid = excluded.publication_oid,
   lsn             = excluded.lsn,
   snapshot_xmin   = excluded.snapshot_xmin,
+  snapshot        = NULL,
   updated_at      = now()
 WHERE position.lsn <= excluded.lsn
+  AND NOT EXISTS (
+    SELECT FROM relay_assignment AS other
+    WHERE other.slot_name = excluded.slot_name AND other.relay NOT IN ('wal', 'none'))
 RETURNING
   pg_snapshot_xmin(pg_current_snapshot())::xid8 AS next_xmin,
   pg_current_wal_insert_lsn()::pg_lsn           AS next_lsn
@@ -159,8 +293,8 @@ type RelayPositionStoreRow struct {
 	NextLsn  pglogrepl.LSN
 }
 
-// RelayPositionStore moves the relay's position on, never back: no row means
-// that another relay has got further. It returns what may be stored once the log
+// RelayPositionStore moves wal's position on, never back: no row means that
+// another relay has got further or taken over. It returns what may be stored once the log
 // up to lsn is delivered: the snapshot is taken first and the position of the
 // log read after it, so the transactions below xmin all end before lsn.
 func (q *Queries) RelayPositionStore(ctx context.Context, db DBTX, arg RelayPositionStoreParams) (RelayPositionStoreRow, error) {
@@ -224,6 +358,40 @@ func (q *Queries) RelaySetup(ctx context.Context, db DBTX, publication string, s
 	return i, err
 }
 
+const relaySnapshotStore = `-- name: RelaySnapshotStore :exec
+INSERT INTO relay_position (slot_name, system_id, timeline, publication_oid, lsn, snapshot_xmin, snapshot)
+VALUES (
+  $1, $2, $3, 0, '0/0',
+  pg_snapshot_xmin($4::text::pg_snapshot), $4::text::pg_snapshot)
+ON CONFLICT (slot_name) DO UPDATE SET
+  system_id       = excluded.system_id,
+  timeline        = excluded.timeline,
+  publication_oid = excluded.publication_oid,
+  lsn             = excluded.lsn,
+  snapshot_xmin   = excluded.snapshot_xmin,
+  snapshot        = excluded.snapshot,
+  updated_at      = now()
+`
+
+type RelaySnapshotStoreParams struct {
+	SlotName string
+	SystemID string
+	Timeline int32
+	Snapshot string
+}
+
+// RelaySnapshotStore records what poll has delivered. It runs on the connection
+// that holds the turn, so that a relay that has lost it records nothing.
+func (q *Queries) RelaySnapshotStore(ctx context.Context, db DBTX, arg RelaySnapshotStoreParams) error {
+	_, err := db.Exec(ctx, relaySnapshotStore,
+		arg.SlotName,
+		arg.SystemID,
+		arg.Timeline,
+		arg.Snapshot,
+	)
+	return err
+}
+
 const relayStatusGet = `-- name: RelayStatusGet :one
 SELECT slot_name, state, detail, changed_at FROM relay_status WHERE slot_name = $1
 `
@@ -255,6 +423,66 @@ WHERE (status.state, status.detail) <> (excluded.state, excluded.detail)
 func (q *Queries) RelayStatusSet(ctx context.Context, db DBTX, slotName string, state string, detail string) error {
 	_, err := db.Exec(ctx, relayStatusSet, slotName, state, detail)
 	return err
+}
+
+const serverIdentity = `-- name: ServerIdentity :one
+SELECT
+  system_identifier::text AS system_id,
+  ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer AS timeline
+FROM pg_control_system()
+`
+
+type ServerIdentityRow struct {
+	SystemID string
+	Timeline int32
+}
+
+// ServerIdentity tells one server, and one course of its history, from another.
+func (q *Queries) ServerIdentity(ctx context.Context, db DBTX) (ServerIdentityRow, error) {
+	row := db.QueryRow(ctx, serverIdentity)
+	var i ServerIdentityRow
+	err := row.Scan(&i.SystemID, &i.Timeline)
+	return i, err
+}
+
+const slotDrop = `-- name: SlotDrop :exec
+SELECT pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots WHERE slot_name = $1::name
+`
+
+// SlotDrop drops a slot, if it is there; one that is in use is an error.
+func (q *Queries) SlotDrop(ctx context.Context, db DBTX, slotName string) error {
+	_, err := db.Exec(ctx, slotDrop, slotName)
+	return err
+}
+
+const slotGet = `-- name: SlotGet :one
+SELECT
+  coalesce(active, false)::boolean                                  AS active,
+  coalesce(wal_status, '')::text                                    AS wal_status,
+  coalesce(slot_oldest_xid(slot_name::text), '0')::xid8             AS oldest_xid,
+  coalesce(confirmed_flush_lsn, '0/0')::pg_lsn                      AS confirmed
+FROM pg_catalog.pg_replication_slots
+WHERE slot_name = $1::name
+`
+
+type SlotGetRow struct {
+	Active    bool
+	WalStatus string
+	OldestXid uint64
+	Confirmed pglogrepl.LSN
+}
+
+// SlotGet is what the server says about a slot. oldest_xid 0 is unknown.
+func (q *Queries) SlotGet(ctx context.Context, db DBTX, slotName string) (SlotGetRow, error) {
+	row := db.QueryRow(ctx, slotGet, slotName)
+	var i SlotGetRow
+	err := row.Scan(
+		&i.Active,
+		&i.WalStatus,
+		&i.OldestXid,
+		&i.Confirmed,
+	)
+	return i, err
 }
 
 const snapshotXmin = `-- name: SnapshotXmin :one

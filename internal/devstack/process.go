@@ -59,6 +59,19 @@ func (p *Process) Done() <-chan struct{} { return p.done }
 // Err says how the child ended; nil for exit code 0. Only after Done.
 func (p *Process) Err() error { return p.err }
 
+// running says whether there is a child that has not ended.
+func (p *Process) running() bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
 // Stop sends the signal and waits until the child has ended. When ctx ends
 // first, the child is killed, and Stop says so.
 func (p *Process) Stop(ctx context.Context, signal syscall.Signal) error {

@@ -1,6 +1,14 @@
 // Package janitor keeps the partitioned tables in order: it makes each day's
-// partition before the day comes. It runs as a database role of its own, which
-// owns those tables and nothing else.
+// partition before the day comes, and drops those that nothing needs any more.
+// It also deletes idempotency keys that are past their time.
+//
+// Nothing is dropped for its age alone: a day of the outbox goes when every event
+// in it is known to be delivered, a day of the dedupe table when no dead letter
+// of it is open, and either only while the retention contract holds. What has to
+// stay although its time is over is an alarm.
+//
+// It runs as a database role of its own, which owns those tables and nothing
+// else.
 package janitor
 
 import (
@@ -29,11 +37,16 @@ const daysAhead = 3
 // so being late by hours costs nothing.
 const interval = 10 * time.Minute
 
-// Janitor makes partitions ahead of time, for as long as it runs.
+// Janitor makes partitions ahead of time and drops old ones, for as long as it
+// runs.
 type Janitor struct {
 	Pool *pgxpool.Pool
 	Log  *slog.Logger
 	Now  func() time.Time
+
+	Drop    DropPlan
+	KeepKey time.Duration // idempotency keys: IDEMPOTENCY_RETENTION
+	Metrics *Metrics
 }
 
 // Run works until ctx is done. A failure is logged and tried again: the days
@@ -43,19 +56,49 @@ func (j Janitor) Run(ctx context.Context) error {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
-		made, err := MakePartitions(ctx, j.Pool, j.Now())
-		if err != nil && ctx.Err() == nil {
-			j.Log.ErrorContext(ctx, "partitions not made", "error", err)
-		}
-		if len(made) > 0 {
-			j.Log.InfoContext(ctx, "partitions made", "partitions", strings.Join(made, " "))
-		}
+		j.work(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
 		}
 	}
+}
+
+// work does everything once. Each part is done whether or not another failed.
+func (j Janitor) work(ctx context.Context) {
+	made, err := MakePartitions(ctx, j.Pool, j.Now())
+	if len(made) > 0 {
+		j.Log.InfoContext(ctx, "partitions made", "partitions", strings.Join(made, " "))
+	}
+	ok := j.succeeded(ctx, "partitions not made", err)
+
+	dropped, kept, err := DropPartitions(ctx, j.Pool, j.Now(), j.Drop)
+	if len(dropped) > 0 {
+		j.Log.InfoContext(ctx, "partitions dropped", "partitions", strings.Join(dropped, " "))
+	}
+	for _, k := range kept {
+		j.Log.WarnContext(ctx, "partition past its time cannot be dropped", "partition", k.Partition,
+			"reason", k.Reason, "detail", k.Detail, "past_their_time", k.Count)
+	}
+	j.Metrics.partitions(dropped, kept)
+	ok = j.succeeded(ctx, "partitions not dropped", err) && ok
+
+	deleted, err := DeleteKeys(ctx, j.Pool, j.KeepKey)
+	if deleted > 0 {
+		j.Log.InfoContext(ctx, "idempotency keys deleted", "keys", deleted)
+	}
+	j.Metrics.keys.Add(float64(deleted))
+	if j.succeeded(ctx, "idempotency keys not deleted", err) && ok {
+		j.Metrics.done.Set(float64(j.Now().Unix()))
+	}
+}
+
+func (j Janitor) succeeded(ctx context.Context, what string, err error) bool {
+	if err != nil && ctx.Err() == nil {
+		j.Log.ErrorContext(ctx, what, "error", err)
+	}
+	return err == nil
 }
 
 // MakePartitions makes what is missing of the partitions from the oldest day that

@@ -2,10 +2,16 @@ package kafka_test
 
 import (
 	"context"
+	"fmt"
+	"net"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
 
 	"github.com/onceledger/onceledger/internal/kafka"
 	"github.com/onceledger/onceledger/internal/kafkatest"
@@ -51,6 +57,113 @@ func TestCheckTopics(t *testing.T) {
 		"kafka-configs.sh --alter --topic compacted --add-config cleanup.policy=delete\n"+
 		"topic absent is missing: make it with kafka-topics.sh --create --topic absent --partitions 3 --config cleanup.policy=delete")
 	require.Nil(t, broker.TopicInfo("absent"), "looking does not make it")
+}
+
+// TestCheckTopicsOfTheBrokers: what is wrong with the brokers themselves is said
+// before anything else waits for them.
+func TestCheckTopicsOfTheBrokers(t *testing.T) {
+	t.Parallel()
+	wanted := []kafka.TopicSpec{{Name: "order.events", Partitions: 1}}
+	open := func(t *testing.T, options ...kfake.Opt) (*kfake.Cluster, string) {
+		t.Helper()
+		cluster, err := kfake.NewCluster(append(options, kfake.NumBrokers(1), kfake.SeedTopics(1, "order.events"))...)
+		require.NoError(t, err)
+		t.Cleanup(cluster.Close)
+		return cluster, cluster.ListenAddrs()[0]
+	}
+
+	t.Run("TooOld", func(t *testing.T) {
+		t.Parallel()
+		_, address := open(t, kfake.MaxVersions(kversion.V2_4_0()))
+		require.EqualError(t, kafka.CheckTopics(t.Context(), address, wanted),
+			"the Kafka at "+address+" is too old: it speaks TxnOffsetCommit up to version 2 and 3 is needed, "+
+				"which came with Kafka 2.5: upgrade the brokers to that or newer")
+	})
+
+	t.Run("JustNewEnough", func(t *testing.T) {
+		t.Parallel()
+		_, address := open(t, kfake.MaxVersions(kversion.V2_5_0()))
+		require.NoError(t, kafka.CheckTopics(t.Context(), address, wanted))
+	})
+
+	t.Run("AdvertisedWhereNobodyIs", func(t *testing.T) {
+		t.Parallel()
+		cluster, address := open(t)
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		port := listener.Addr().(*net.TCPAddr).Port
+		require.NoError(t, listener.Close())
+		cluster.ControlKey(int16(kmsg.Metadata), func(request kmsg.Request) (kmsg.Response, error, bool) {
+			cluster.KeepControl()
+			response := request.ResponseKind().(*kmsg.MetadataResponse)
+			broker := kmsg.NewMetadataResponseBroker()
+			broker.Host, broker.Port = "127.0.0.1", int32(port)
+			response.Brokers = append(response.Brokers, broker)
+			return response, nil, true
+		})
+		err = kafka.CheckTopics(t.Context(), address, wanted)
+		require.ErrorContains(t, err, fmt.Sprintf("Kafka answers at %s, but broker 0 tells its clients to come to 127.0.0.1:%d", address, port))
+		require.ErrorContains(t, err, "set advertised.listeners on that broker")
+	})
+
+	t.Run("NobodyAtAll", func(t *testing.T) {
+		t.Parallel()
+		cluster, address := open(t)
+		cluster.Close()
+		require.ErrorContains(t, kafka.CheckTopics(t.Context(), address, wanted), "no Kafka broker answers at "+address)
+	})
+}
+
+func TestCheckTopicsOfWhatIsAsked(t *testing.T) {
+	t.Parallel()
+	broker := kafkatest.New(t)
+	compact := map[string]string{"cleanup.policy": "compact"}
+	require.NoError(t, broker.CreateTopic("balances", 1, compact))
+	require.NoError(t, broker.CreateTopic("forgets", 1, map[string]string{"cleanup.policy": "delete"}))
+	require.NoError(t, broker.CreateTopic("deaf", 1, map[string]string{"min.insync.replicas": "2"}))
+
+	require.NoError(t, kafka.CheckTopics(t.Context(), broker.Brokers(), []kafka.TopicSpec{{Name: "balances", Partitions: 1, Config: compact}}))
+	err := kafka.CheckTopics(t.Context(), broker.Brokers(), []kafka.TopicSpec{
+		{Name: "forgets", Partitions: 1, Config: compact}, {Name: "deaf", Partitions: 1}, {Name: "absent", Partitions: 1, Config: compact},
+	})
+	require.EqualError(t, err, "topic forgets has cleanup.policy=delete, which loses the last value of a key that rests: set it with "+
+		"kafka-configs.sh --alter --topic forgets --add-config cleanup.policy=compact\n"+
+		"topic deaf has 1 replicas and min.insync.replicas=2, so that no record is ever accepted: set it with "+
+		"kafka-configs.sh --alter --topic deaf --add-config min.insync.replicas=1, or add replicas with kafka-reassign-partitions.sh\n"+
+		"topic absent is missing: make it with kafka-topics.sh --create --topic absent --partitions 1 --config cleanup.policy=compact")
+}
+
+// TestCheckTopicsOfThreeReplicas: a record that one broker has is not safe.
+func TestCheckTopicsOfThreeReplicas(t *testing.T) {
+	t.Parallel()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(3))
+	require.NoError(t, err)
+	t.Cleanup(cluster.Close)
+	brokers := strings.Join(cluster.ListenAddrs(), ",")
+	for name, needed := range map[string]string{"unsafe": "1", "safe": "2"} {
+		require.NoError(t, kafka.EnsureTopics(t.Context(), brokers, []kafka.TopicSpec{
+			{Name: name, Partitions: 1, ReplicationFactor: 3, Config: map[string]string{"min.insync.replicas": needed}},
+		}))
+	}
+	require.NoError(t, kafka.CheckTopics(t.Context(), brokers, []kafka.TopicSpec{{Name: "safe", Partitions: 1}}))
+	require.EqualError(t, kafka.CheckTopics(t.Context(), brokers, []kafka.TopicSpec{{Name: "unsafe", Partitions: 1}}),
+		"topic unsafe has 3 replicas and min.insync.replicas=1, so that a record may be on one broker only when it is acknowledged, "+
+			"and lost with it: set it with kafka-configs.sh --alter --topic unsafe --add-config min.insync.replicas=2")
+}
+
+func TestTopicRetention(t *testing.T) {
+	t.Parallel()
+	broker := kafkatest.New(t)
+	require.NoError(t, broker.CreateTopic("week", 1, map[string]string{"retention.ms": "604800000", "segment.ms": "86400000"}))
+	require.NoError(t, broker.CreateTopic("standard", 1, nil))
+	require.NoError(t, broker.CreateTopic("ever", 1, map[string]string{"retention.ms": "-1"}))
+	got, err := kafka.TopicRetention(t.Context(), broker.Brokers(), "week", "standard", "ever")
+	require.NoError(t, err)
+	const day = 24 * time.Hour
+	require.Equal(t, map[string]time.Duration{"week": 8 * day, "standard": 14 * day, "ever": -1}, got)
+
+	_, err = kafka.TopicRetention(t.Context(), broker.Brokers(), "absent")
+	require.ErrorContains(t, err, "read settings of topic absent")
 }
 
 func TestGroupLag(t *testing.T) {

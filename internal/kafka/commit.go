@@ -60,6 +60,10 @@ func (m *member) flush() {
 // records are read again and the handler knows them.
 func (m *member) commit() {
 	offsets := m.tracker.pending()
+	if m.transactor != nil { // its transactions have moved them already
+		m.tracker.committed(offsets)
+		return
+	}
 	if len(offsets) == 0 || m.expelled.Load() || m.client.AssignmentLost() {
 		return
 	}

@@ -65,8 +65,9 @@ type Handler func(ctx context.Context, batch []event.Record) error
 
 // Consumer reads topics as a member of a consumer group.
 type Consumer struct {
-	config  ConsumerConfig
-	metrics *consumerMetrics
+	config     ConsumerConfig
+	metrics    *consumerMetrics
+	transactor *Transactor // nil unless offsets move in transactions
 
 	// For Ready.
 	joined      atomic.Bool
@@ -99,12 +100,17 @@ func NewConsumer(config ConsumerConfig) (*Consumer, error) {
 // An error means that this process cannot go on, and a new one can. Nothing is
 // lost then either.
 func (c *Consumer) Run(ctx context.Context, handle Handler) error {
+	return c.runMembers(ctx, func(*member) Handler { return handle })
+}
+
+// runMembers makes a handler for each membership, one after the other.
+func (c *Consumer) runMembers(ctx context.Context, handler func(*member) Handler) error {
 	for {
 		member, err := c.join()
 		if err != nil {
 			return fmt.Errorf("join consumer group %s: %w", c.config.Group, err)
 		}
-		err = member.run(ctx, handle)
+		err = member.run(ctx, handler(member))
 		if !errors.Is(err, errExpelled) {
 			return err
 		}

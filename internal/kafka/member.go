@@ -87,7 +87,7 @@ func (m *member) read() {
 func (m *member) work(ctx, handlerCtx context.Context, handle Handler) {
 	for attempt := 1; m.end == nil; attempt++ {
 		batch := m.tracker.batch()
-		if len(batch) == 0 {
+		if len(batch) == 0 && m.atRest() {
 			break
 		}
 		started := time.Now()
@@ -101,7 +101,9 @@ func (m *member) work(ctx, handlerCtx context.Context, handle Handler) {
 		case err == nil:
 			m.tracker.applied()
 			m.wakeCommitting()
-			m.metrics.applied(len(batch), took)
+			if len(batch) > 0 {
+				m.metrics.applied(len(batch), took)
+			}
 			m.setPaused(false)
 			return
 		case ctx.Err() != nil:
@@ -114,6 +116,9 @@ func (m *member) work(ctx, handlerCtx context.Context, handle Handler) {
 	m.setPaused(false)
 }
 
+// atRest tells whether there is nothing to do without a record.
+func (m *member) atRest() bool { return m.transactor == nil || m.transactor.idle(m) }
+
 // waitOut pauses all partitions and polls until it is time for another attempt.
 func (m *member) waitOut(ctx context.Context, cause error, attempt int) {
 	delay := backOff(attempt)
@@ -124,7 +129,7 @@ func (m *member) waitOut(ctx context.Context, cause error, attempt int) {
 	m.config.Log.Warn("batch failed, trying again", "error", cause, "attempt", attempt, "in", delay)
 
 	again := time.Now().Add(delay)
-	for ctx.Err() == nil && m.end == nil && len(m.tracker.batch()) > 0 {
+	for ctx.Err() == nil && m.end == nil && (len(m.tracker.batch()) > 0 || !m.atRest()) {
 		left := time.Until(again)
 		if left <= 0 {
 			return
@@ -227,6 +232,9 @@ func (m *member) rebalanced(client *kafka.Consumer, change kafka.Event) error {
 		m.metrics.rebalances.WithLabelValues(kind).Inc()
 		m.config.Log.Info("partitions "+kind, "partitions", change.String())
 		m.tracker.release(places(change.Partitions))
+		if m.transactor != nil {
+			m.transactor.released(places(change.Partitions))
+		}
 		err = client.IncrementalUnassign(change.Partitions)
 	}
 	if err != nil { // the group would wait for ever for the answer

@@ -71,6 +71,15 @@ func (t *tracker) take(record event.Record) {
 	}
 }
 
+// drop forgets what is in hand of a partition: it will be read again.
+func (t *tracker) drop(partition place) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	t.inHand = slices.DeleteFunc(t.inHand, func(record event.Record) bool {
+		return place{record.Topic, record.Partition} == partition
+	})
+}
+
 // batch is what is in hand, in the order in which it was read.
 func (t *tracker) batch() []event.Record {
 	t.mutex.Lock()

@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"context"
@@ -37,27 +37,28 @@ const idleAdvance = 1 << 20
 
 // due reports whether there is something to record.
 func (m *mark) due(now summary, asked bool) bool {
-	if now.confirmable <= m.position.Lsn {
+	confirmable := pglogrepl.LSN(now.confirmable)
+	if confirmable <= m.position.Lsn {
 		return false
 	}
 	return m.position.Lsn == 0 || // the slot is new
 		now.delivered > m.events ||
-		now.confirmable >= m.next.lsn && m.next.events > m.covered ||
-		now.confirmable-m.position.Lsn >= idleAdvance ||
+		confirmable >= m.next.lsn && m.next.events > m.covered ||
+		confirmable-m.position.Lsn >= idleAdvance ||
 		asked // by a server that will not stop before everything is confirmed
 }
 
 // store records that everything before now.confirmable is delivered.
 func (m *mark) store(ctx context.Context, conn db.DBTX, now summary) error {
 	record := m.position
-	record.Lsn = now.confirmable
-	reached := now.confirmable >= m.next.lsn
+	record.Lsn = pglogrepl.LSN(now.confirmable)
+	reached := record.Lsn >= m.next.lsn
 	if reached && m.next.lsn > 0 {
 		record.SnapshotXmin = m.next.xmin
 	}
 	row, err := db.New().RelayPositionStore(ctx, conn, record)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return errors.New("record the position: another relay has got further")
+		return errors.New("record the position: another relay has got further, or has taken over")
 	}
 	if err != nil {
 		return fmt.Errorf("record the position: %w", err)

@@ -1,4 +1,4 @@
-package outbox_test
+package relay_test
 
 import (
 	"context"
@@ -21,6 +21,7 @@ import (
 	"github.com/onceledger/onceledger/internal/outbox"
 	"github.com/onceledger/onceledger/internal/pgtest"
 	"github.com/onceledger/onceledger/internal/postgres"
+	"github.com/onceledger/onceledger/internal/relay"
 )
 
 // bench is a database, a broker with the two topics, and relays between them.
@@ -56,8 +57,8 @@ func setupOn(t *testing.T, database *pgtest.Database) *bench {
 	}
 }
 
-func (b *bench) config(t *testing.T) outbox.Config {
-	return outbox.Config{
+func (b *bench) config(t *testing.T) relay.Config {
+	return relay.Config{
 		URL:          b.database.URL("relay"),
 		Slot:         b.slot,
 		NewPublisher: newPublisher(b.broker.Brokers()),
@@ -66,8 +67,8 @@ func (b *bench) config(t *testing.T) outbox.Config {
 	}
 }
 
-func newPublisher(brokers string) func(outbox.Reports) (outbox.Publisher, error) {
-	return func(reports outbox.Reports) (outbox.Publisher, error) {
+func newPublisher(brokers string) func(relay.Reports) (relay.Publisher, error) {
+	return func(reports relay.Reports) (relay.Publisher, error) {
 		return kafka.NewProducer(kafka.ProducerConfig{
 			Brokers:      brokers,
 			Log:          slog.New(slog.DiscardHandler),
@@ -80,21 +81,21 @@ func newPublisher(brokers string) func(outbox.Reports) (outbox.Publisher, error)
 
 // running is a relay at work.
 type running struct {
-	*outbox.Relay
+	*relay.Relay
 	stop func() error // and wait for the end
 }
 
-func (b *bench) start(t *testing.T, change ...func(*outbox.Config)) *running {
+func (b *bench) start(t *testing.T, change ...func(*relay.Config)) *running {
 	t.Helper()
 	config := b.config(t)
 	for _, change := range change {
 		change(&config)
 	}
-	relay, err := outbox.NewRelay(config)
+	r, err := relay.NewRelay(config)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- relay.Run(ctx) }()
+	go func() { done <- r.Run(ctx) }()
 	var stopped atomic.Bool
 	stop := func() error {
 		if stopped.Swap(true) {
@@ -109,11 +110,11 @@ func (b *bench) start(t *testing.T, change ...func(*outbox.Config)) *running {
 		}
 	}
 	t.Cleanup(func() { require.NoError(t, stop()) })
-	return &running{Relay: relay, stop: stop}
+	return &running{Relay: r, stop: stop}
 }
 
 // waitFor waits until relay_status shows a state.
-func (b *bench) waitFor(t *testing.T, state outbox.State) (detail string) {
+func (b *bench) waitFor(t *testing.T, state relay.State) (detail string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		var now string

@@ -1,10 +1,9 @@
-package outbox
+package relay
 
 import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pglogrepl"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
@@ -12,9 +11,9 @@ import (
 func TestProgress(t *testing.T) {
 	t.Parallel()
 
-	const start = pglogrepl.LSN(100)
+	const start = position(100)
 	setup := func() *progress { return newProgress(window{events: 8, bytes: 1000}, start) }
-	transaction := func(p *progress, events int, lsn pglogrepl.LSN) (seqs []uint64) {
+	transaction := func(p *progress, events int, lsn position) (seqs []uint64) {
 		p.begin()
 		for range events {
 			seqs = append(seqs, p.event(1, time.Time{}))
@@ -154,10 +153,10 @@ func TestProgressAgainstAModel(t *testing.T) {
 			sizes       []int
 			ends        []end
 			inside      bool
-			confirmable pglogrepl.LSN
+			confirmable position
 		}
 		model.confirmable = 1
-		lsn := pglogrepl.LSN(1)
+		lsn := position(1)
 		undelivered := func() (seqs []int) {
 			for seq, delivered := range model.delivered {
 				if !delivered {
@@ -189,10 +188,10 @@ func TestProgressAgainstAModel(t *testing.T) {
 				model.delivered, model.sizes = append(model.delivered, false), append(model.sizes, size)
 			},
 			"commit": func(t *rapid.T) {
-				lsn += pglogrepl.LSN(rapid.IntRange(1, 5).Draw(t, "lsn"))
+				lsn += position(rapid.IntRange(1, 5).Draw(t, "lsn"))
 				p.commit(lsn)
 				model.inside = false
-				model.ends = append(model.ends, end{events: uint64(len(model.delivered)), lsn: lsn})
+				model.ends = append(model.ends, end{events: uint64(len(model.delivered)), at: lsn})
 			},
 			"delivered": func(t *rapid.T) {
 				seqs := undelivered()
@@ -204,7 +203,7 @@ func TestProgressAgainstAModel(t *testing.T) {
 				model.delivered[seq] = true
 			},
 			"keepalive": func(t *rapid.T) {
-				lsn += pglogrepl.LSN(rapid.IntRange(0, 5).Draw(t, "lsn"))
+				lsn += position(rapid.IntRange(0, 5).Draw(t, "lsn"))
 				p.keepalive(lsn)
 				if len(undelivered()) == 0 && !model.inside {
 					model.confirmable = max(model.confirmable, lsn)
@@ -213,7 +212,7 @@ func TestProgressAgainstAModel(t *testing.T) {
 			"": func(t *rapid.T) {
 				for _, end := range model.ends {
 					if allDelivered(end.events) {
-						model.confirmable = max(model.confirmable, end.lsn)
+						model.confirmable = max(model.confirmable, end.at)
 					}
 				}
 				now := p.summary()

@@ -1,4 +1,4 @@
-package outbox_test
+package relay_test
 
 import (
 	"bufio"
@@ -20,8 +20,8 @@ import (
 
 	"github.com/onceledger/onceledger/internal/crash"
 	"github.com/onceledger/onceledger/internal/event"
-	"github.com/onceledger/onceledger/internal/outbox"
 	"github.com/onceledger/onceledger/internal/pgtest"
+	"github.com/onceledger/onceledger/internal/relay"
 )
 
 // TestRelayIsKilled kills a relay process with -9 between any two steps, at an
@@ -83,14 +83,14 @@ func TestRelayIsKilled(t *testing.T) {
 
 func relayProcess(t *testing.T) {
 	require.NoError(t, crash.Arm(os.Getenv("RELAY_TEST_CRASH")))
-	relay, err := outbox.NewRelay(outbox.Config{
+	r, err := relay.NewRelay(relay.Config{
 		URL:          os.Getenv("RELAY_TEST_URL"),
 		Slot:         os.Getenv("RELAY_TEST_SLOT"),
 		NewPublisher: newPublisher(os.Getenv("RELAY_TEST_BROKERS")),
 		Log:          slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	require.NoError(t, err)
-	require.NoError(t, relay.Run(t.Context()))
+	require.NoError(t, r.Run(t.Context()))
 }
 
 // TestRelayLosesItsSlot takes away what the relay goes on from, while events
@@ -133,12 +133,12 @@ func TestRelayLosesItsSlot(t *testing.T) {
 
 			bench := setup(t)
 			orders := newOrders(t, 3)
-			relay := bench.start(t)
-			bench.waitFor(t, outbox.StateStreaming)
+			r := bench.start(t)
+			bench.waitFor(t, relay.StateStreaming)
 			old := bench.commit(t, orders.events(t, 20)...)
 			bench.receive(t, 20)
 			bench.waitForRecord(t)
-			require.NoError(t, relay.stop())
+			require.NoError(t, r.stop())
 
 			for _, statement := range tt.before {
 				_, err := bench.pool.Exec(t.Context(), statement(bench))
@@ -170,11 +170,11 @@ func TestRelayLosesItsSlot(t *testing.T) {
 		server := pgtest.Server(t)
 		bench := setupOn(t, server.New(t))
 		orders := newOrders(t, 3)
-		relay := bench.start(t)
-		bench.waitFor(t, outbox.StateStreaming)
+		r := bench.start(t)
+		bench.waitFor(t, relay.StateStreaming)
 		ids := bench.commit(t, orders.events(t, 20)...)
 		bench.receive(t, 20)
-		require.NoError(t, relay.stop())
+		require.NoError(t, r.stop())
 
 		ids = append(ids, bench.commit(t, orders.events(t, 20)...)...)
 		for _, statement := range []string{
@@ -204,11 +204,11 @@ func TestRelayLosesThePublication(t *testing.T) {
 
 	bench := setup(t)
 	orders := newOrders(t, 3)
-	relay, err := outbox.NewRelay(bench.config(t))
+	r, err := relay.NewRelay(bench.config(t))
 	require.NoError(t, err)
 	done := make(chan error, 1)
-	go func() { done <- relay.Run(t.Context()) }()
-	bench.waitFor(t, outbox.StateStreaming)
+	go func() { done <- r.Run(t.Context()) }()
+	bench.waitFor(t, relay.StateStreaming)
 	ids := bench.commit(t, orders.events(t, 10)...)
 	bench.receive(t, 10)
 
@@ -221,8 +221,8 @@ func TestRelayLosesThePublication(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		require.Fail(t, "the relay goes on")
 	}
-	require.Contains(t, bench.waitFor(t, outbox.StateStuck), "leaves out rows")
-	ready, why := relay.Ready()
+	require.Contains(t, bench.waitFor(t, relay.StateStuck), "leaves out rows")
+	ready, why := r.Ready()
 	require.False(t, ready)
 	require.Contains(t, why, "leaves out rows")
 
@@ -244,25 +244,25 @@ func TestRelayAndTheBroker(t *testing.T) {
 		bench := setup(t)
 		orders := newOrders(t, 3)
 		bench.broker.Pause()
-		relay := bench.start(t, func(c *outbox.Config) { c.WindowEvents = 5 })
-		require.Contains(t, bench.waitFor(t, outbox.StateBrokerAway), "no broker of")
-		ready, why := relay.Ready()
+		r := bench.start(t, func(c *relay.Config) { c.WindowEvents = 5 })
+		require.Contains(t, bench.waitFor(t, relay.StateBrokerAway), "no broker of")
+		ready, why := r.Ready()
 		require.False(t, ready)
 		require.Contains(t, why, "no broker of")
 
 		ids := bench.commit(t, orders.events(t, 40)...)
 		bench.broker.Resume()
-		bench.waitFor(t, outbox.StateStreaming)
+		bench.waitFor(t, relay.StateStreaming)
 		require.ElementsMatch(t, ids, bench.receive(t, 40))
 
 		// And in the middle of work, with more than the window holds.
 		bench.broker.Pause()
 		ids = append(ids, bench.commit(t, orders.events(t, 40)...)...)
-		bench.waitFor(t, outbox.StateBrokerAway)
+		bench.waitFor(t, relay.StateBrokerAway)
 		ids = append(ids, bench.commit(t, orders.events(t, 40)...)...)
 		bench.broker.Resume()
 		require.ElementsMatch(t, ids, bench.receive(t, 120))
-		bench.waitFor(t, outbox.StateStreaming)
+		bench.waitFor(t, relay.StateStreaming)
 	})
 
 	t.Run("WaitsForOneThatIsSilent", func(t *testing.T) {
@@ -271,7 +271,7 @@ func TestRelayAndTheBroker(t *testing.T) {
 		bench := setup(t)
 		orders := newOrders(t, 3)
 		bench.start(t)
-		bench.waitFor(t, outbox.StateStreaming)
+		bench.waitFor(t, relay.StateStreaming)
 		ids := bench.commit(t, orders.events(t, 10)...)
 		bench.receive(t, 10)
 		bench.broker.Stall()
@@ -309,21 +309,21 @@ func TestRelayAndTheBroker(t *testing.T) {
 			bench := setup(t)
 			orders := newOrders(t, 1)
 			tt.spoil(t, bench)
-			relay := bench.start(t)
-			bench.waitFor(t, outbox.StateStreaming)
+			r := bench.start(t)
+			bench.waitFor(t, relay.StateStreaming)
 			large := orders.event(t)
 			large.Payload = incompressible(3000)
 			ids := bench.commit(t, large)
 			ids = append(ids, bench.commit(t, orders.events(t, 10)...)...)
 
-			require.Contains(t, bench.waitFor(t, outbox.StateStuck), tt.says)
-			ready, why := relay.Ready()
+			require.Contains(t, bench.waitFor(t, relay.StateStuck), tt.says)
+			ready, why := r.Ready()
 			require.False(t, ready)
 			require.Contains(t, why, tt.says)
 
 			tt.repair(t, bench)
 			require.Equal(t, ids, bench.receive(t, 11), "nothing may pass the one that is refused")
-			bench.waitFor(t, outbox.StateStreaming)
+			bench.waitFor(t, relay.StateStreaming)
 		})
 	}
 }
@@ -336,7 +336,7 @@ func TestRelayAndPostgres(t *testing.T) {
 	bench := setupOn(t, server.New(t))
 	orders := newOrders(t, 3)
 	bench.start(t)
-	bench.waitFor(t, outbox.StateStreaming)
+	bench.waitFor(t, relay.StateStreaming)
 	ids := bench.commit(t, orders.events(t, 20)...)
 	bench.receive(t, 20)
 

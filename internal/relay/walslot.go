@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"context"
@@ -14,12 +14,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceledger/onceledger/internal/db"
+	"github.com/onceledger/onceledger/internal/postgres"
 )
 
-// takeTurn makes this the one active relay of its slot, or reports that there
-// is another. The lock and the slot belong to the same connection, so whoever
-// loses one loses both; the lock also covers the time in which a slot is made.
-func takeTurn(ctx context.Context, conn *pgconn.PgConn, slot string) (bool, error) {
+// TakeTurn makes this connection the one that may carry the outbox, or reports
+// that another is. wal's slot belongs to the same connection as the lock, so
+// whoever loses one loses both; the lock also covers the time in which a slot is
+// made.
+func TakeTurn(ctx context.Context, conn *pgconn.PgConn, slot string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
 	results, err := conn.Exec(ctx, "SELECT pg_try_advisory_lock(hashtextextended('onceledger.relay."+slot+"', 0))").ReadAll()
@@ -49,15 +51,19 @@ func connectForReplication(ctx context.Context, url string) (*pgconn.PgConn, err
 		config.ConnectTimeout = answerTimeout
 	}
 	conn, err := pgconn.ConnectConfig(ctx, config)
+	if postgres.Code(err) == "42501" {
+		return nil, setupErrorf("the login %s may not read the log: give it REPLICATION, or have the table polled: "+
+			"onceledger relay switch --to poll (%v)", config.User, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("connect for replication: %w", err)
 	}
 	return conn, nil
 }
 
-// hangUp gives slot and lock back, and waits a little until Postgres has them:
+// hangUpOrderly gives slot and lock back, and waits a little until Postgres has them:
 // the next relay need not try twice.
-func hangUp(ctx context.Context, conn *pgconn.PgConn) {
+func hangUpOrderly(ctx context.Context, conn *pgconn.PgConn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	_ = conn.Conn().SetReadDeadline(time.Time{})
@@ -68,45 +74,46 @@ func hangUp(ctx context.Context, conn *pgconn.PgConn) {
 	_ = conn.Close(ctx)
 }
 
-// openSource begins to stream. Where the slot is missing, lost or not the one
+// openLog begins to stream. Where the slot is missing, lost or not the one
 // that the relay left off at, it makes a new one, and the rows that this one
 // will not bring come first.
-func (r *Relay) openSource(ctx context.Context, conn *pgconn.PgConn, pool *pgxpool.Pool) (*source, mark, error) {
+func (r *Relay) openLog(ctx context.Context, conn *pgconn.PgConn, pool *pgxpool.Pool) (*logReader, error) {
 	slot, publication := r.config.Slot, r.config.Publication
 	system, err := pglogrepl.IdentifySystem(ctx, conn)
 	if err != nil {
-		return nil, mark{}, fmt.Errorf("identify the server: %w", err)
+		return nil, fmt.Errorf("identify the server: %w", err)
 	}
 	setup, err := db.New().RelaySetup(ctx, pool, publication, slot)
 	if err != nil {
-		return nil, mark{}, fmt.Errorf("look up publication and slot: %w", err)
+		return nil, fmt.Errorf("look up publication and slot: %w", err)
 	}
 	if err := checkSetup(r.config, setup); err != nil {
-		return nil, mark{}, err
+		return nil, err
 	}
-	position, err := db.New().RelayPositionGet(ctx, pool, slot)
+	record, err := db.New().RelayPositionGet(ctx, pool, slot)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return nil, mark{}, fmt.Errorf("read the relay's record: %w", err)
+		return nil, fmt.Errorf("read the relay's record: %w", err)
 	}
 
-	m := mark{position: db.RelayPositionStoreParams{
-		SlotName:       slot,
-		SystemID:       system.SystemID,
-		Timeline:       system.Timeline,
-		PublicationOid: setup.PublicationOid,
-		Lsn:            position.Lsn,
-		SnapshotXmin:   position.SnapshotXmin,
-	}}
-	s := &source{
+	l := &logReader{
 		conn:    conn,
+		pool:    pool,
 		decoder: decoder{relations: make(map[uint32][]column)},
-		gap:     findGap(system, setup, position),
+		gap:     findGap(system, setup, record),
+		mark: mark{position: db.RelayPositionStoreParams{
+			SlotName:       slot,
+			SystemID:       system.SystemID,
+			Timeline:       system.Timeline,
+			PublicationOid: setup.PublicationOid,
+			Lsn:            record.Lsn,
+			SnapshotXmin:   record.SnapshotXmin,
+		}},
 	}
-	if s.gap != nil {
-		r.announce(ctx, s.gap)
-		if err := s.makeSlot(ctx, pool, &m, setup.SlotExists); err != nil {
-			s.close(ctx)
-			return nil, mark{}, err
+	if l.gap != nil {
+		r.announce(ctx, l.gap)
+		if err := l.makeSlot(ctx, setup.SlotExists); err != nil {
+			l.close(ctx)
+			return nil, err
 		}
 	}
 	// From 0/0 is from what is confirmed. Never from a position of our own:
@@ -115,10 +122,10 @@ func (r *Relay) openSource(ctx context.Context, conn *pgconn.PgConn, pool *pgxpo
 		PluginArgs: []string{"proto_version '1'", "publication_names '" + publication + "'"},
 	})
 	if err != nil {
-		s.close(ctx)
-		return nil, mark{}, fmt.Errorf("start replication: %w", err)
+		l.close(ctx)
+		return nil, fmt.Errorf("start replication: %w", err)
 	}
-	return s, m, nil
+	return l, nil
 }
 
 // firstStart is the reason that is no fault.
@@ -141,9 +148,9 @@ func (r *Relay) announce(ctx context.Context, gap *gap) {
 }
 
 // close lets go of the gap's snapshot, if it is still held.
-func (s *source) close(ctx context.Context) {
-	if s.gap != nil && s.gap.snapshot != nil {
-		_ = s.gap.snapshot.Rollback(context.WithoutCancel(ctx))
+func (l *logReader) close(ctx context.Context) {
+	if l.gap != nil && l.gap.snapshot != nil {
+		_ = l.gap.snapshot.Rollback(context.WithoutCancel(ctx))
 	}
 }
 
@@ -153,7 +160,7 @@ const makePublication = "CREATE PUBLICATION " + DefaultPublication + " FOR TABLE
 func checkSetup(config Config, setup db.RelaySetupRow) error {
 	switch {
 	case setup.WalLevel != "logical":
-		return setupErrorf("wal_level is %s: set it to logical and restart Postgres", setup.WalLevel)
+		return setupErrorf("wal_level is %s: set it to logical and restart Postgres, or have the table polled: onceledger relay switch --to poll", setup.WalLevel)
 	case setup.PublicationOid == 0:
 		return setupErrorf("there is no publication %s: run the migrations, or make it again with %s", config.Publication, makePublication)
 	case !setup.PublicationFits:
@@ -167,65 +174,65 @@ func checkSetup(config Config, setup db.RelaySetupRow) error {
 // findGap compares the relay's own record with the server and the slot. The
 // relay writes its record before it confirms to the slot, so a slot that is
 // ahead of the record has lost or skipped events: somebody made it anew.
-func findGap(system pglogrepl.IdentifySystemResult, setup db.RelaySetupRow, position db.RelayPosition) *gap {
+func findGap(system pglogrepl.IdentifySystemResult, setup db.RelaySetupRow, record db.RelayPosition) *gap {
 	switch {
-	case position.SlotName == "":
+	case record.SlotName == "":
 		return &gap{reason: firstStart}
-	case position.SystemID != system.SystemID:
+	case record.SystemID != system.SystemID:
 		return &gap{reason: "this is another database server than last time"}
-	case position.Timeline != system.Timeline:
+	case record.Timeline != system.Timeline:
 		return &gap{reason: "the server was restored or failed over since last time"}
-	case position.Lsn > system.XLogPos:
+	case record.Lsn > system.XLogPos:
 		return &gap{reason: "the server's log has gone back since last time"}
 	case !setup.SlotExists:
-		return &gap{reason: "the slot is gone", since: position.SnapshotXmin}
+		return &gap{reason: "the slot is gone", since: record.SnapshotXmin}
 	case setup.SlotLost:
-		return &gap{reason: "the slot was invalidated", since: position.SnapshotXmin}
-	case position.PublicationOid != setup.PublicationOid:
-		return &gap{reason: "the publication was made anew", since: position.SnapshotXmin}
-	case setup.SlotConfirmed > position.Lsn:
-		return &gap{reason: "the slot was made anew or moved", since: position.SnapshotXmin}
+		return &gap{reason: "the slot was invalidated", since: record.SnapshotXmin}
+	case record.PublicationOid != setup.PublicationOid:
+		return &gap{reason: "the publication was made anew", since: record.SnapshotXmin}
+	case setup.SlotConfirmed > record.Lsn:
+		return &gap{reason: "the slot was made anew or moved", since: record.SnapshotXmin}
 	}
 	return nil
 }
 
 // makeSlot makes the slot and takes hold of the snapshot that goes with it.
 // Until the relay's record is stored for it, each start finds the gap again.
-func (s *source) makeSlot(ctx context.Context, pool *pgxpool.Pool, m *mark, replace bool) error {
-	slot := m.position.SlotName
-	if s.gap.since == 0 {
+func (l *logReader) makeSlot(ctx context.Context, replace bool) error {
+	slot, pool := l.mark.position.SlotName, l.pool
+	if l.gap.since == 0 {
 		if err := db.New().RelayPositionForget(ctx, pool, slot); err != nil {
 			return fmt.Errorf("forget the relay's record: %w", err)
 		}
 	}
 	if replace {
-		err := pglogrepl.DropReplicationSlot(ctx, s.conn, slot, pglogrepl.DropReplicationSlotOptions{})
+		err := pglogrepl.DropReplicationSlot(ctx, l.conn, slot, pglogrepl.DropReplicationSlotOptions{})
 		if err != nil {
 			return fmt.Errorf("drop the slot: %w", err)
 		}
 	}
 	// This waits for the transactions that are open now.
-	created, err := pglogrepl.CreateReplicationSlot(ctx, s.conn, slot, "pgoutput",
+	created, err := pglogrepl.CreateReplicationSlot(ctx, l.conn, slot, "pgoutput",
 		pglogrepl.CreateReplicationSlotOptions{SnapshotAction: "EXPORT_SNAPSHOT"})
 	if err != nil {
 		return fmt.Errorf("make the slot: %w", err)
 	}
-	if s.gap.end, err = pglogrepl.ParseLSN(created.ConsistentPoint); err != nil {
+	if l.gap.end, err = pglogrepl.ParseLSN(created.ConsistentPoint); err != nil {
 		return fmt.Errorf("make the slot: %w", err)
 	}
-	s.gap.pool = pool
-	s.gap.snapshot, err = pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	l.gap.pool = pool
+	l.gap.snapshot, err = pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	if _, err := s.gap.snapshot.Exec(ctx, "SET TRANSACTION SNAPSHOT '"+created.SnapshotName+"'"); err != nil {
+	if _, err := l.gap.snapshot.Exec(ctx, "SET TRANSACTION SNAPSHOT '"+created.SnapshotName+"'"); err != nil {
 		return fmt.Errorf("take the slot's snapshot: %w", err)
 	}
-	xmin, err := db.New().SnapshotXmin(ctx, s.gap.snapshot)
+	xmin, err := db.New().SnapshotXmin(ctx, l.gap.snapshot)
 	if err != nil {
 		return fmt.Errorf("read the slot's snapshot: %w", err)
 	}
-	m.position.Lsn = 0
-	m.next = milestone{xmin: xmin, lsn: s.gap.end}
+	l.mark.position.Lsn = 0
+	l.mark.next = milestone{xmin: xmin, lsn: l.gap.end}
 	return nil
 }

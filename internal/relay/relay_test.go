@@ -1,10 +1,12 @@
-package outbox_test
+package relay_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,32 +18,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceledger/onceledger/internal/event"
-	"github.com/onceledger/onceledger/internal/failure"
 	"github.com/onceledger/onceledger/internal/outbox"
 	"github.com/onceledger/onceledger/internal/postgres"
+	"github.com/onceledger/onceledger/internal/relay"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
-
-func TestAppend(t *testing.T) {
-	t.Parallel()
-
-	bench := setup(t)
-	orders := newOrders(t, 1)
-	tooLarge := orders.event(t)
-	tooLarge.Payload = largePayload(event.MaxPayload + 1)
-
-	for name, write := range map[string]func(tx pgx.Tx) error{
-		"Append":     func(tx pgx.Tx) error { return outbox.Append(t.Context(), tx, tooLarge) },
-		"AppendMany": func(tx pgx.Tx) error { return outbox.AppendMany(t.Context(), tx, []event.Event{tooLarge}) },
-	} {
-		t.Run(name+"RefusesAPayloadThatNoBrokerTakes", func(t *testing.T) {
-			err := postgres.InTx(t.Context(), bench.pool, write)
-			require.ErrorIs(t, err, outbox.ErrPayloadTooLarge)
-			require.Equal(t, failure.RuleViolated, outbox.ErrPayloadTooLarge.Kind)
-		})
-	}
-}
 
 func TestRelayPublishes(t *testing.T) {
 	t.Parallel()
@@ -77,16 +59,16 @@ func TestRelayPublishes(t *testing.T) {
 		}))
 
 		// Once from the table, once from the log.
-		relay := bench.start(t)
+		r := bench.start(t)
 		bench.receive(t, 2)
 		fromTable := printRecords(bench)
-		require.NoError(t, relay.stop())
+		require.NoError(t, r.stop())
 
 		log := setup(t)
 		_, err = log.pool.Exec(t.Context(), "SELECT make_day_partition('outbox_events', '2026-01-02')")
 		require.NoError(t, err)
 		log.start(t)
-		log.waitFor(t, outbox.StateStreaming)
+		log.waitFor(t, relay.StateStreaming)
 		log.commit(t, created, paid)
 		log.receive(t, 2)
 		require.Equal(t, fromTable, printRecords(log))
@@ -106,7 +88,7 @@ func TestRelayPublishes(t *testing.T) {
 		bench := setup(t)
 		orders := newOrders(t, 1)
 		bench.start(t)
-		bench.waitFor(t, outbox.StateStreaming)
+		bench.waitFor(t, relay.StateStreaming)
 		payloads := []string{
 			`{"a":1e3,"a":1.0,"B":-0,"b":12345678901234567890.12345678901234567890}`,
 			"{ \"spaces\" :\t[ ] ,\r\n \"z\":1,\"a\":2 }",
@@ -132,8 +114,8 @@ func TestRelayPublishes(t *testing.T) {
 
 		bench := setup(t)
 		orders := newOrders(t, 7)
-		bench.start(t, func(c *outbox.Config) { c.WindowEvents = 10 })
-		bench.waitFor(t, outbox.StateStreaming)
+		bench.start(t, func(c *relay.Config) { c.WindowEvents = 10 })
+		bench.waitFor(t, relay.StateStreaming)
 		for range 20 {
 			bench.commit(t, orders.events(t, 50)...)
 		}
@@ -146,7 +128,7 @@ func TestRelayPublishes(t *testing.T) {
 		bench := setup(t)
 		orders := newOrders(t, 1)
 		bench.start(t)
-		bench.waitFor(t, outbox.StateStreaming)
+		bench.waitFor(t, relay.StateStreaming)
 		tx, err := bench.pool.Begin(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, outbox.Append(t.Context(), tx, newOrders(t, 1).event(t)))
@@ -162,7 +144,7 @@ func TestRelayPublishes(t *testing.T) {
 		bench := setup(t)
 		slow, quick := newOrders(t, 1).event(t), newOrders(t, 1).event(t)
 		bench.start(t)
-		bench.waitFor(t, outbox.StateStreaming)
+		bench.waitFor(t, relay.StateStreaming)
 		tx, err := bench.pool.Begin(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, outbox.Append(t.Context(), tx, slow))
@@ -185,7 +167,7 @@ func TestRelayStarts(t *testing.T) {
 		for range 30 {
 			ids = append(ids, bench.commit(t, orders.events(t, 50)...)...)
 		}
-		bench.start(t, func(c *outbox.Config) { c.WindowEvents = 50 })
+		bench.start(t, func(c *relay.Config) { c.WindowEvents = 50 })
 		bench.receive(t, 1500)
 		ids = append(ids, bench.commit(t, orders.event(t))...)
 		require.ElementsMatch(t, ids, bench.receive(t, 1501))
@@ -213,11 +195,11 @@ func TestRelayStarts(t *testing.T) {
 
 		bench := setup(t)
 		orders := newOrders(t, 2)
-		relay := bench.start(t)
-		bench.waitFor(t, outbox.StateStreaming)
+		r := bench.start(t)
+		bench.waitFor(t, relay.StateStreaming)
 		bench.commit(t, orders.events(t, 10)...)
 		bench.receive(t, 10)
-		require.NoError(t, relay.stop())
+		require.NoError(t, r.stop())
 		require.Equal(t, "stopped", bench.status(t))
 
 		bench.commit(t, orders.events(t, 10)...)
@@ -231,13 +213,13 @@ func TestRelayStarts(t *testing.T) {
 		t.Parallel()
 
 		bench := setup(t)
-		relay := bench.start(t)
-		bench.waitFor(t, outbox.StateStreaming)
-		require.NoError(t, relay.stop())
+		r := bench.start(t)
+		bench.waitFor(t, relay.StateStreaming)
+		require.NoError(t, r.stop())
 		_, err := bench.pool.Exec(t.Context(), "UPDATE relay_status SET state = 'stuck', detail = 'a reason' WHERE slot_name = $1", bench.slot)
 		require.NoError(t, err)
 		bench.start(t)
-		bench.waitFor(t, outbox.StateStreaming)
+		bench.waitFor(t, relay.StateStreaming)
 	})
 
 	setupFaults := map[string]struct{ spoil, says string }{
@@ -256,7 +238,7 @@ func TestRelayStarts(t *testing.T) {
 		"WithoutItsTable": {
 			"DROP TABLE outbox_events", `relation "outbox_events" does not exist`},
 		"AsARoleWithoutReplication": {
-			"", "permission denied to start WAL sender"},
+			`CREATE ROLE "plain_%s" LOGIN PASSWORD 'plain' IN ROLE onceledger_relay`, "may not read the log: give it REPLICATION, or have the table polled"},
 	}
 	for name, fault := range setupFaults {
 		t.Run("Not"+name, func(t *testing.T) {
@@ -269,12 +251,20 @@ func TestRelayStarts(t *testing.T) {
 			}
 			config := bench.config(t)
 			if name == "AsARoleWithoutReplication" {
-				config.URL = bench.database.URL("worker")
+				role := "plain_" + bench.slot
+				t.Cleanup(func() {
+					_, err := bench.pool.Exec(context.WithoutCancel(t.Context()), fmt.Sprintf("DROP ROLE %q", role))
+					require.NoError(t, err)
+				})
+				address, err := url.Parse(config.URL)
+				require.NoError(t, err)
+				address.User = url.UserPassword(role, "plain")
+				config.URL = address.String()
 			}
-			relay, err := outbox.NewRelay(config)
+			r, err := relay.NewRelay(config)
 			require.NoError(t, err)
-			require.ErrorContains(t, relay.Run(t.Context()), fault.says)
-			ready, why := relay.Ready()
+			require.ErrorContains(t, r.Run(t.Context()), fault.says)
+			ready, why := r.Ready()
 			require.False(t, ready)
 			require.Contains(t, why, fault.says)
 		})
@@ -283,7 +273,7 @@ func TestRelayStarts(t *testing.T) {
 	t.Run("NotWithANameThatIsNone", func(t *testing.T) {
 		t.Parallel()
 
-		_, err := outbox.NewRelay(outbox.Config{Slot: "a'b"})
+		_, err := relay.NewRelay(relay.Config{Slot: "a'b"})
 		require.Error(t, err)
 	})
 }
@@ -294,7 +284,7 @@ func TestRelayTakesTurns(t *testing.T) {
 	bench := setup(t)
 	orders := newOrders(t, 3)
 	first := bench.start(t)
-	bench.waitFor(t, outbox.StateStreaming)
+	bench.waitFor(t, relay.StateStreaming)
 	second := bench.start(t)
 	require.Eventually(t, func() bool {
 		ready, why := second.Ready()
@@ -316,7 +306,7 @@ func TestRelayComesToRest(t *testing.T) {
 
 	bench := setup(t)
 	bench.start(t)
-	bench.waitFor(t, outbox.StateStreaming)
+	bench.waitFor(t, relay.StateStreaming)
 	bench.commit(t, newOrders(t, 1).event(t))
 	bench.receive(t, 1)
 	bench.waitForRecord(t)
@@ -364,18 +354,18 @@ func TestRelayStopsAtOnce(t *testing.T) {
 		"WithABrokerAway": func(t *testing.T, bench *bench) {
 			bench.broker.Pause()
 			bench.commit(t, newOrders(t, 1).event(t))
-			bench.waitFor(t, outbox.StateBrokerAway)
+			bench.waitFor(t, relay.StateBrokerAway)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 
 			bench := setup(t)
-			relay := bench.start(t)
-			bench.waitFor(t, outbox.StateStreaming)
+			r := bench.start(t)
+			bench.waitFor(t, relay.StateStreaming)
 			during(t, bench)
 			start := time.Now()
-			require.NoError(t, relay.stop())
+			require.NoError(t, r.stop())
 			require.Less(t, time.Since(start), 2*time.Second)
 			require.Equal(t, "stopped", bench.status(t))
 		})

@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -39,8 +40,8 @@ type Reports interface {
 
 // Config is what a Relay needs. Zero values have a default where one is named.
 type Config struct {
-	URL         string // of the database, for a role with REPLICATION
-	Slot        string // default DefaultSlot
+	URL         string // of the database; wal needs a role with REPLICATION
+	Slot        string // default DefaultSlot; also the name of this relay's records
 	Publication string // default DefaultPublication
 
 	// NewPublisher is called whenever the relay starts over, so that nothing is
@@ -53,6 +54,7 @@ type Config struct {
 	WindowEvents int           // in flight at most; default 5,000
 	WindowBytes  int           // their payloads at most; default 32 MiB
 	ConfirmEvery time.Duration // while there is something to confirm; default 1 s
+	PollEvery    time.Duration // how often poll looks when there was nothing; default 100 ms
 	StopTimeout  time.Duration // for what is in flight at the end; default 3 s
 }
 
@@ -66,20 +68,21 @@ const (
 type State string
 
 // The states. relay_status shows that of the relay whose turn it is, so never
-// standby.
+// standby or delegated.
 const (
 	StateStarting   State = "starting"
 	StateStandby    State = "standby" // another relay is active
 	StateStreaming  State = "streaming"
 	StateBrokerAway State = "broker-away"
-	StateStuck      State = "stuck" // until somebody does something
+	StateStuck      State = "stuck"     // until somebody does something
+	StateDelegated  State = "delegated" // it is Debezium's job, or a switch is under way
 	StateStopped    State = "stopped"
 )
 
-var states = []State{StateStarting, StateStandby, StateStreaming, StateBrokerAway, StateStuck, StateStopped}
+var states = []State{StateStarting, StateStandby, StateStreaming, StateBrokerAway, StateStuck, StateDelegated, StateStopped}
 
-// Relay publishes what is committed to outbox_events, in commit order, each
-// event at least once. Any number may run; one is active.
+// Relay publishes what is committed to outbox_events, each event at least once,
+// as wal or as poll, as relay_assignment says. Any number may run; one is active.
 type Relay struct {
 	config  Config
 	metrics *metrics
@@ -99,6 +102,7 @@ func NewRelay(config Config) (*Relay, error) {
 	orDefault(&config.WindowEvents, 5_000)
 	orDefault(&config.WindowBytes, 32<<20)
 	orDefault(&config.ConfirmEvery, time.Second)
+	orDefault(&config.PollEvery, 100*time.Millisecond)
 	orDefault(&config.StopTimeout, 3*time.Second)
 	for _, name := range []string{config.Slot, config.Publication} {
 		if !plainName.MatchString(name) {
@@ -134,6 +138,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			r.setState(ctx, nil, StateStopped, "")
 			return nil
+		case errors.Is(err, errReassigned):
+			r.config.Log.Info("relay: the job goes to another")
+			pause = 0
 		case isSetupError(err):
 			r.setState(ctx, nil, StateStuck, err.Error())
 			return fmt.Errorf("relay: %w", err)
@@ -169,31 +176,39 @@ func sleep(ctx context.Context, pause time.Duration) {
 	}
 }
 
-// session waits for its turn, takes the slot and relays until something ends
-// it. It reports whether the confirmed position has moved.
+// session does the job that is assigned, until something ends it. It reports
+// whether the confirmed position has moved.
 func (r *Relay) session(ctx context.Context) (moved bool, err error) {
-	conn, err := connectForReplication(ctx, r.config.URL)
-	if err != nil {
-		return false, err
-	}
-	defer hangUp(ctx, conn)
-	for {
-		mine, err := takeTurn(ctx, conn, r.config.Slot)
-		if err != nil {
-			return false, err
-		}
-		if mine {
-			break
-		}
-		r.setState(ctx, nil, StateStandby, "another relay is active")
-		sleep(ctx, standbyRetry)
-	}
-
-	pool, err := postgres.Open(ctx, r.config.URL, postgres.Options{ApplicationName: "onceledger-relay", MaxConns: 2})
+	pool, err := postgres.Open(ctx, r.config.URL, postgres.Options{ApplicationName: "onceledger-relay", MaxConns: 3})
 	if err != nil {
 		return false, err
 	}
 	defer pool.Close()
+	kind, err := Assigned(ctx, pool, r.config.Slot)
+	if err != nil {
+		return false, err
+	}
+	switch kind {
+	case KindWAL, KindPoll:
+		working, stop := r.untilReassigned(ctx, pool, kind)
+		defer stop()
+		moved, err = r.carry(working, pool, kind)
+		if working.Err() != nil && ctx.Err() == nil {
+			return moved, errReassigned
+		}
+		return moved, err
+	default:
+		return false, r.standAside(ctx, pool, kind)
+	}
+}
+
+// carry waits for its turn and relays until something ends it.
+func (r *Relay) carry(ctx context.Context, pool *pgxpool.Pool, kind Kind) (moved bool, err error) {
+	open, hangUp, err := r.takeTurn(ctx, pool, kind)
+	if err != nil {
+		return false, err
+	}
+	defer hangUp()
 	defer func() {
 		switch {
 		case ctx.Err() != nil:
@@ -205,13 +220,13 @@ func (r *Relay) session(ctx context.Context) (moved bool, err error) {
 	if err := r.begin(ctx, pool); err != nil {
 		return false, err
 	}
-	source, mark, err := r.openSource(ctx, conn, pool)
+	source, confirmed, err := open(ctx)
 	if err != nil {
 		return false, err
 	}
 	defer source.close(ctx)
 
-	s := newSession(r, pool, source, mark)
+	s := newSession(r, pool, source, confirmed)
 	if s.publisher, err = r.config.NewPublisher(s); err != nil {
 		return false, err
 	}
@@ -219,6 +234,49 @@ func (r *Relay) session(ctx context.Context) (moved bool, err error) {
 	err = s.run(ctx)
 	s.finish(ctx, errors.Is(err, errStop))
 	return s.moved, err
+}
+
+// takeTurn connects and waits until this is the one active relay. Whoever loses
+// that connection has lost its turn.
+func (r *Relay) takeTurn(ctx context.Context, pool *pgxpool.Pool, kind Kind) (open func(context.Context) (source, position, error), hangUp func(), err error) {
+	var conn *pgconn.PgConn
+	if kind == KindWAL {
+		if conn, err = connectForReplication(ctx, r.config.URL); err != nil {
+			return nil, nil, err
+		}
+		open = func(ctx context.Context) (source, position, error) {
+			l, err := r.openLog(ctx, conn, pool)
+			if err != nil {
+				return nil, 0, err
+			}
+			return l, position(l.mark.position.Lsn), nil
+		}
+	} else {
+		turn, err := connectForPolling(ctx, r.config.URL)
+		if err != nil {
+			return nil, nil, err
+		}
+		conn = turn.PgConn()
+		open = func(ctx context.Context) (source, position, error) {
+			p, err := r.openPoller(ctx, turn, pool)
+			return p, 0, err
+		}
+	}
+	hangUp = func() { hangUpOrderly(ctx, conn) }
+	for ctx.Err() == nil {
+		mine, err := TakeTurn(ctx, conn, r.config.Slot)
+		if err != nil {
+			hangUp()
+			return nil, nil, err
+		}
+		if mine {
+			return open, hangUp, nil
+		}
+		r.setState(ctx, nil, StateStandby, "another relay is active")
+		sleep(ctx, standbyRetry)
+	}
+	hangUp()
+	return nil, nil, ctx.Err()
 }
 
 // begin shows that the relay is starting. One that was stuck, this one or the
@@ -243,6 +301,9 @@ func (r *Relay) Ready() (bool, string) {
 	defer r.mutex.Unlock()
 	if r.now == StateStreaming || r.now == StateStandby {
 		return true, r.detail
+	}
+	if r.now == StateDelegated {
+		return r.detail == "", r.detail
 	}
 	return false, string(r.now) + ": " + r.detail
 }

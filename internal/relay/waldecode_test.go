@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"encoding/binary"
@@ -35,9 +35,9 @@ func TestDecode(t *testing.T) {
 	t.Run("ReadsColumnsByName", func(t *testing.T) {
 		t.Parallel()
 
-		message, err := setup(t).decodeChange(insertOf(relation, row))
+		decoded, err := setup(t).decodeChange(insertOf(relation, row))
 		require.NoError(t, err)
-		require.Equal(t, logMessage{kind: kindInsert, event: &event.Event{
+		require.Equal(t, message{kind: kindInsert, event: &event.Event{
 			ID:               uuid.MustParse(row[1].(string)),
 			TenantID:         uuid.MustParse(row[2].(string)),
 			AggregateType:    "order",
@@ -47,7 +47,7 @@ func TestDecode(t *testing.T) {
 			SchemaVersion:    1,
 			OccurredAt:       time.Date(2026, 1, 2, 3, 4, 5, 600_000_000, time.UTC),
 			Payload:          []byte(row[0].(string)),
-		}}, utc(message))
+		}}, utc(decoded))
 	})
 
 	t.Run("SkipsOtherTables", func(t *testing.T) {
@@ -55,9 +55,9 @@ func TestDecode(t *testing.T) {
 
 		d := setup(t)
 		require.NoError(t, d.learn(relationOf(9, "other", []string{"a"})))
-		message, err := d.decodeChange(insertOf(9, []any{"1"}))
+		decoded, err := d.decodeChange(insertOf(9, []any{"1"}))
 		require.NoError(t, err)
-		require.Zero(t, message.kind)
+		require.Zero(t, decoded.kind)
 	})
 
 	t.Run("RefusesATableThatLacksAColumn", func(t *testing.T) {
@@ -91,9 +91,9 @@ func TestDecode(t *testing.T) {
 	})
 }
 
-func utc(message logMessage) logMessage {
-	message.event.OccurredAt = message.event.OccurredAt.UTC()
-	return message
+func utc(m message) message {
+	m.event.OccurredAt = m.event.OccurredAt.UTC()
+	return m
 }
 
 func relationOf(id uint32, name string, columns []string) *pglogrepl.RelationMessage {

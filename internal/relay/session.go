@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"context"
@@ -8,34 +8,31 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pglogrepl"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/onceledger/onceledger/internal/crash"
 	"github.com/onceledger/onceledger/internal/event"
 )
 
-// session is what happens between taking the slot and giving it up:
+// session is what happens between taking the turn and giving it up:
 //
-//	Postgres ── log ──> publish ──> broker
-//	    ^                             │ Delivered, in any order
-//	    └── confirm <── progress <────┘
+//	source ──── read ──> publish ──> broker
+//	    ^                              │ Delivered, in any order
+//	    └── confirm <── progress <─────┘
 //
-// Only confirm lets Postgres forget. It goes as far as progress allows, and
-// after the relay's own record, so a crash at any point means that events are
-// sent twice, and none is left out. Any error ends the session; the next one
-// starts from the confirmed position.
+// What is confirmed does not come again. confirm goes as far as progress allows
+// and no further, so a crash at any point means that events are sent twice, and
+// none is left out. Any error ends the session; the next one starts from the
+// confirmed position.
 type session struct {
 	relay     *Relay
 	pool      *pgxpool.Pool
-	source    *source
-	mark      mark
+	source    source
 	progress  *progress
 	publisher Publisher
 	committed time.Time // of the transaction that is being read
 	moved     bool      // the confirmed position, in this session
-	heard     time.Time // when Postgres last said something, if it could
-	serverEnd pglogrepl.LSN
+	heard     time.Time // when the source last brought something, if it could
 	counted   uint64    // events that are in the metrics
 	stopBy    time.Time // after the order to stop
 
@@ -57,13 +54,12 @@ const askAfter, goneAfter = 3 * time.Second, 15 * time.Second
 // errStop ends a session in order.
 var errStop = errors.New("the relay is to stop")
 
-func newSession(r *Relay, pool *pgxpool.Pool, source *source, mark mark) *session {
+func newSession(r *Relay, pool *pgxpool.Pool, source source, confirmed position) *session {
 	return &session{
 		relay:    r,
 		pool:     pool,
 		source:   source,
-		mark:     mark,
-		progress: newProgress(window{r.config.WindowEvents, r.config.WindowBytes}, mark.position.Lsn),
+		progress: newProgress(window{r.config.WindowEvents, r.config.WindowBytes}, confirmed),
 		heard:    time.Now(),
 		signal:   make(chan struct{}, 1),
 	}
@@ -72,7 +68,7 @@ func newSession(r *Relay, pool *pgxpool.Pool, source *source, mark mark) *sessio
 // run reads, publishes and confirms until ctx is done or something fails.
 func (s *session) run(ctx context.Context) error {
 	reading, stopReading := context.WithCancel(context.WithoutCancel(ctx))
-	batches := make(chan []logMessage, 4)
+	batches := make(chan []message, 4)
 	var readErr error
 	go func() {
 		defer close(batches)
@@ -94,7 +90,7 @@ func (s *session) run(ctx context.Context) error {
 	for {
 		next := batches
 		if s.progress.crowded() {
-			next = nil // Postgres waits until the broker has caught up
+			next = nil // the source waits until the broker has caught up
 		}
 		var err error
 		select {
@@ -123,32 +119,30 @@ func (s *session) run(ctx context.Context) error {
 	}
 }
 
-func (s *session) handleBatch(ctx context.Context, batch []logMessage) error {
+func (s *session) handleBatch(ctx context.Context, batch []message) error {
 	s.heard = time.Now()
-	for _, message := range batch {
-		if err := s.handle(ctx, message); err != nil {
+	for _, m := range batch {
+		if err := s.handle(ctx, m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// handle takes in a message of the log.
-func (s *session) handle(ctx context.Context, message logMessage) error {
-	s.serverEnd = max(s.serverEnd, message.serverEnd)
-	switch message.kind {
+func (s *session) handle(ctx context.Context, m message) error {
+	switch m.kind {
 	case kindBegin:
-		s.committed = message.committed
+		s.committed = m.committed
 		s.progress.begin()
 	case kindInsert:
-		return s.publish(message.event)
+		return s.publish(m.event)
 	case kindCommit:
-		s.progress.commit(message.lsn)
+		s.progress.commit(m.at)
 	case kindKeepalive:
-		if s.progress.keepalive(message.lsn) {
+		if s.progress.keepalive(m.at) {
 			s.unstick(ctx)
 		}
-		if message.asked {
+		if m.asked {
 			return s.confirm(ctx, true)
 		}
 	}
@@ -176,22 +170,17 @@ func (s *session) tick(ctx context.Context, listening bool) error {
 	return s.confirm(ctx, false)
 }
 
-// confirm lets Postgres forget what is delivered: first the relay's own record,
-// then the slot. asked is set when the server wants to hear of it now.
-func (s *session) confirm(ctx context.Context, asked bool) error {
+// confirm lets the source forget what is delivered. urgent is set when the
+// server wants to hear of it now, and at the end.
+func (s *session) confirm(ctx context.Context, urgent bool) error {
 	now := s.progress.summary()
-	if s.mark.due(now, asked) {
-		crash.Point(crash.RelayAckedNotConfirmed)
-		storing, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
-		defer cancel()
-		if err := s.mark.store(storing, s.pool, now); err != nil {
-			return err
-		}
+	moved, err := s.source.confirm(ctx, now, urgent, time.Since(s.heard) > askAfter)
+	if moved {
 		s.moved = true
 		s.unstick(ctx)
 	}
 	s.observe(now)
-	return s.source.confirm(ctx, s.mark.position.Lsn, time.Since(s.heard) > askAfter)
+	return err
 }
 
 // unstick is called when something has got through, or nothing is left to send.
@@ -206,7 +195,7 @@ func (s *session) observe(now summary) {
 	metrics.published.Add(float64(now.delivered - s.counted))
 	s.counted = now.delivered
 	metrics.inFlight.Set(float64(now.inFlight))
-	metrics.lag.Set(float64(max(s.serverEnd, now.confirmable) - s.mark.position.Lsn))
+	metrics.lag.Set(s.source.lag(now))
 	metrics.oldest.Set(0)
 	if now.inFlight > 0 {
 		metrics.oldest.Set(float64(now.oldest.UnixMilli()) / 1000)

@@ -1,4 +1,4 @@
-package outbox
+package relay
 
 import (
 	"bytes"
@@ -26,50 +26,50 @@ type column struct {
 	set  func(e *event.Event, text []byte) error // nil: of no interest
 }
 
-func (d *decoder) decode(data []byte) (logMessage, error) {
+// decode also tells where the server's log ended when it sent this; 0 if it did
+// not say.
+func (d *decoder) decode(data []byte) (m message, serverEnd pglogrepl.LSN, err error) {
 	switch {
 	case len(data) == 0:
-		return logMessage{}, errShort
+		return message{}, 0, errShort
 	case data[0] == pglogrepl.PrimaryKeepaliveMessageByteID:
 		keepalive, err := pglogrepl.ParsePrimaryKeepaliveMessage(data[1:])
-		return logMessage{
-			kind:      kindKeepalive,
-			lsn:       keepalive.ServerWALEnd,
-			serverEnd: keepalive.ServerWALEnd,
-			asked:     keepalive.ReplyRequested,
-		}, err
+		return message{
+			kind:  kindKeepalive,
+			at:    position(keepalive.ServerWALEnd),
+			asked: keepalive.ReplyRequested,
+		}, keepalive.ServerWALEnd, err
 	case data[0] == pglogrepl.XLogDataByteID:
 		log, err := pglogrepl.ParseXLogData(data[1:])
 		if err != nil {
-			return logMessage{}, err
+			return message{}, 0, err
 		}
-		message, err := d.decodeChange(log.WALData)
-		message.serverEnd = log.ServerWALEnd
-		return message, err
+		m, err := d.decodeChange(log.WALData)
+		return m, log.ServerWALEnd, err
 	}
-	return logMessage{}, nil
+	return message{}, 0, nil
 }
 
-func (d *decoder) decodeChange(data []byte) (logMessage, error) {
+func (d *decoder) decodeChange(data []byte) (message, error) {
 	if len(data) == 0 {
-		return logMessage{}, errShort
+		return message{}, errShort
 	}
 	if pglogrepl.MessageType(data[0]) == pglogrepl.MessageTypeInsert {
 		return d.decodeInsert(data[1:])
 	}
 	parsed, err := pglogrepl.Parse(data)
 	if err != nil {
-		return logMessage{}, err
+		return message{}, err
 	}
 	switch parsed := parsed.(type) {
 	case *pglogrepl.BeginMessage:
-		return logMessage{kind: kindBegin, committed: parsed.CommitTime}, nil
+		return message{kind: kindBegin, committed: parsed.CommitTime}, nil
 	case *pglogrepl.CommitMessage:
-		return logMessage{kind: kindCommit, lsn: parsed.TransactionEndLSN}, nil
+		return message{kind: kindCommit, at: position(parsed.TransactionEndLSN)}, nil
 	case *pglogrepl.RelationMessage:
-		return logMessage{}, d.learn(parsed)
+		return message{}, d.learn(parsed)
 	}
-	return logMessage{}, nil
+	return message{}, nil
 }
 
 // learn remembers the columns of outbox_events, which come before its first row
@@ -94,43 +94,43 @@ func (d *decoder) learn(relation *pglogrepl.RelationMessage) error {
 
 var errShort = errors.New("a message is cut short")
 
-func (d *decoder) decodeInsert(data []byte) (logMessage, error) {
+func (d *decoder) decodeInsert(data []byte) (message, error) {
 	if len(data) < 7 {
-		return logMessage{}, errShort
+		return message{}, errShort
 	}
 	columns, ours := d.relations[binary.BigEndian.Uint32(data)]
 	if !ours {
-		return logMessage{}, nil
+		return message{}, nil
 	}
-	message := logMessage{kind: kindInsert, event: new(event.Event)}
+	row := message{kind: kindInsert, event: new(event.Event)}
 	count := int(binary.BigEndian.Uint16(data[5:])) // behind the byte 'N'
 	if count != len(columns) {
-		return logMessage{}, fmt.Errorf("a row has %d columns, not %d", count, len(columns))
+		return message{}, fmt.Errorf("a row has %d columns, not %d", count, len(columns))
 	}
 	data = data[7:]
 	for _, column := range columns {
 		if len(data) < 1 {
-			return logMessage{}, errShort
+			return message{}, errShort
 		}
 		if data[0] != pglogrepl.TupleDataTypeText {
 			data = data[1:] // null; an inserted row has no other kind
 			continue
 		}
 		if len(data) < 5 {
-			return logMessage{}, errShort
+			return message{}, errShort
 		}
 		length := int(binary.BigEndian.Uint32(data[1:]))
 		if data = data[5:]; len(data) < length {
-			return logMessage{}, errShort
+			return message{}, errShort
 		}
 		if column.set != nil {
-			if err := column.set(message.event, data[:length]); err != nil {
-				return logMessage{}, fmt.Errorf("column %s: %w", column.name, err)
+			if err := column.set(row.event, data[:length]); err != nil {
+				return message{}, fmt.Errorf("column %s: %w", column.name, err)
 			}
 		}
 		data = data[length:]
 	}
-	return message, nil
+	return row, nil
 }
 
 // fields says how a column's text goes into the event. The payload is not

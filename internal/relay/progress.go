@@ -1,24 +1,22 @@
-package outbox
+package relay
 
 import (
 	"sync"
 	"time"
-
-	"github.com/jackc/pglogrepl"
 )
 
-// progress works out what may be confirmed to Postgres. It is told what is read
-// from the log, in order, and which events the broker has, in any order. It
-// does no I/O.
+// progress works out what may be confirmed to the source. It is told what is
+// read from it, in order, and which events the broker has, in any order. It does
+// no I/O.
 //
-// To confirm a position is to give up everything before it: Postgres never
-// sends it again. So a position is confirmable only when
+// To confirm a position is to give up everything before it: the source never
+// brings it again. So a position is confirmable only when
 //
 //   - it is the end of a transaction, and every event up to it is delivered; or
 //   - it came with a keepalive while nothing was in flight and no transaction
 //     half read.
 //
-// After a crash Postgres goes on from the last confirmed position: what was
+// After a crash the source goes on from the last confirmed position: what was
 // delivered behind it is sent twice, nothing is left out.
 type progress struct {
 	window window
@@ -33,8 +31,12 @@ type progress struct {
 
 	ends          []end // of transactions that are not wholly delivered, in order
 	inTransaction bool
-	confirmable   pglogrepl.LSN
+	confirmable   position
 }
+
+// position is a place in what a source brings: in the log, or among the rounds
+// of a poller.
+type position uint64
 
 // window bounds what is between the first undelivered event and the last read
 // one. A batch that is let in may go beyond it.
@@ -48,7 +50,7 @@ type flight struct {
 
 type end struct {
 	events uint64 // the number of events up to it
-	lsn    pglogrepl.LSN
+	at     position
 }
 
 // midTransaction reports that a transaction is half read.
@@ -60,13 +62,13 @@ func (p *progress) midTransaction() bool {
 
 // summary is where things stand.
 type summary struct {
-	confirmable pglogrepl.LSN
+	confirmable position
 	delivered   uint64 // events, without gaps
 	inFlight    int
 	oldest      time.Time // when the first undelivered event was committed; zero if none is
 }
 
-func newProgress(w window, confirmed pglogrepl.LSN) *progress {
+func newProgress(w window, confirmed position) *progress {
 	return &progress{window: w, ring: make([]flight, w.events+maxBatch), confirmable: confirmed}
 }
 
@@ -82,18 +84,18 @@ func (p *progress) event(size int, committed time.Time) uint64 {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	seq := p.tail
-	*p.at(seq) = flight{size: size, committed: committed}
+	*p.flight(seq) = flight{size: size, committed: committed}
 	p.tail++
 	p.bytes += size
 	return seq
 }
 
-// commit ends the transaction; lsn is the position behind it.
-func (p *progress) commit(lsn pglogrepl.LSN) {
+// commit ends the transaction; at is the position behind it.
+func (p *progress) commit(at position) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	p.inTransaction = false
-	p.ends = append(p.ends, end{events: p.tail, lsn: lsn})
+	p.ends = append(p.ends, end{events: p.tail, at: at})
 	p.advance()
 }
 
@@ -103,40 +105,40 @@ func (p *progress) delivered(seq uint64) bool {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if p.head <= seq && seq < p.tail {
-		p.at(seq).delivered = true
+		p.flight(seq).delivered = true
 		p.advance()
 	}
 	return p.inFlight() == 0 || p.waiting && p.halfFree()
 }
 
-// keepalive says that Postgres has sent everything before lsn. It reports
-// whether everything is delivered, too.
-func (p *progress) keepalive(lsn pglogrepl.LSN) bool {
+// keepalive says that the source has brought everything before a position. It
+// reports whether everything is delivered, too.
+func (p *progress) keepalive(at position) bool {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if p.inFlight() > 0 || p.inTransaction {
 		return false
 	}
-	p.confirmable = max(p.confirmable, lsn)
+	p.confirmable = max(p.confirmable, at)
 	return true
 }
 
 // advance moves head over what is delivered, and confirmable to the last
 // transaction that ends at or before head.
 func (p *progress) advance() {
-	for p.head < p.tail && p.at(p.head).delivered {
-		p.bytes -= p.at(p.head).size
+	for p.head < p.tail && p.flight(p.head).delivered {
+		p.bytes -= p.flight(p.head).size
 		p.head++
 	}
 	done := 0
 	for done < len(p.ends) && p.ends[done].events <= p.head {
-		p.confirmable = max(p.confirmable, p.ends[done].lsn)
+		p.confirmable = max(p.confirmable, p.ends[done].at)
 		done++
 	}
 	p.ends = p.ends[done:]
 }
 
-func (p *progress) at(seq uint64) *flight { return &p.ring[seq%uint64(len(p.ring))] }
+func (p *progress) flight(seq uint64) *flight { return &p.ring[seq%uint64(len(p.ring))] }
 
 // crowded reports that no batch may be taken in: the window is full, or was and
 // is not half free again. With nothing in flight it never is.
@@ -159,7 +161,7 @@ func (p *progress) summary() summary {
 	defer p.mutex.Unlock()
 	s := summary{confirmable: p.confirmable, delivered: p.head, inFlight: p.inFlight()}
 	if s.inFlight > 0 {
-		s.oldest = p.at(p.head).committed
+		s.oldest = p.flight(p.head).committed
 	}
 	return s
 }

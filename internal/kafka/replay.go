@@ -1,0 +1,229 @@
+package kafka
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/confluentinc/confluent-kafka-go/v2/kafka"
+
+	"github.com/onceledger/onceledger/internal/event"
+)
+
+// replay reads partitions from their beginning to where they ended when it was
+// opened, committed records only.
+//
+// The end is that of all records, not the last stable offset, which is where
+// committed records end at that moment: a transaction may be decided while its
+// marker is not in every partition yet, and its records would be left out. So
+// replay waits for each transaction that was open.
+type replay struct {
+	client *kafka.Consumer
+	ends   map[place]int64 // where each partition ends
+	left   map[place]int64 // those that are not read to their end
+	at     map[place]int64
+}
+
+func openReplay(ctx context.Context, brokers string, places []place) (*replay, error) {
+	ends, err := listOffsets(ctx, brokers, places, kafka.LatestOffsetSpec, kafka.IsolationLevelReadUncommitted)
+	if err != nil {
+		return nil, err
+	}
+	client, err := kafka.NewConsumer(&kafka.ConfigMap{
+		"bootstrap.servers":          brokers,
+		"client.id":                  "onceledger-replay",
+		"group.id":                   "onceledger-replay", // never joined
+		"enable.auto.commit":         false,
+		"enable.auto.offset.store":   false,
+		"auto.offset.reset":          "error", // a partition that lost what is being read
+		"isolation.level":            "read_committed",
+		"enable.partition.eof":       true,
+		"queued.max.messages.kbytes": 16 << 10,
+		"fetch.queue.backoff.ms":     10,
+		"fetch.wait.max.ms":          100,
+		"socket.timeout.ms":          10_000,
+		"enable.metrics.push":        false,
+		"log_level":                  0,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read topics: %w", err)
+	}
+	r := &replay{client: client, ends: ends, left: make(map[place]int64), at: make(map[place]int64)}
+	var partitions []kafka.TopicPartition
+	for at, end := range ends {
+		if end > 0 {
+			r.left[at] = end
+			partitions = append(partitions, kafka.TopicPartition{Topic: &at.topic, Partition: at.partition, Offset: kafka.OffsetBeginning})
+		}
+	}
+	if err := client.Assign(partitions); err != nil {
+		r.close()
+		return nil, fmt.Errorf("read topics: %w", err)
+	}
+	return r, nil
+}
+
+// read goes on for a time and says whether all is read.
+func (r *replay) read(wait time.Duration, use func(event.Record) error) (bool, error) {
+	until := time.Now().Add(wait)
+	for len(r.left) > 0 {
+		left := time.Until(until)
+		if left <= 0 {
+			return false, nil
+		}
+		switch e := r.client.Poll(int(min(left, tick)/time.Millisecond) + 1).(type) {
+		case *kafka.Message:
+			if err := e.TopicPartition.Error; err != nil {
+				return false, fmt.Errorf("read %s: %w", e.String(), err)
+			}
+			at := place{*e.TopicPartition.Topic, e.TopicPartition.Partition}
+			offset := int64(e.TopicPartition.Offset)
+			r.at[at] = offset + 1
+			end, wanted := r.left[at]
+			if !wanted || offset >= end {
+				delete(r.left, at)
+				continue // written since; there may be more that is not committed yet
+			}
+			if err := use(toRecord(e)); err != nil {
+				return false, err
+			}
+			if offset+1 >= end {
+				delete(r.left, at)
+			}
+		case kafka.PartitionEOF:
+			// The client says so at the last stable offset, with all markers
+			// and aborted records before it counted.
+			at := place{*e.Topic, e.Partition}
+			r.at[at] = int64(e.Offset)
+			if int64(e.Offset) >= r.left[at] {
+				delete(r.left, at)
+			}
+		case kafka.Error:
+			if e.IsFatal() || e.Code() == kafka.ErrAutoOffsetReset {
+				return false, fmt.Errorf("read topics: %w", e)
+			}
+		}
+	}
+	return true, nil
+}
+
+func (r *replay) close() { _ = r.client.Close() }
+
+// describe says what is waited for.
+func (r *replay) describe() string {
+	for at, end := range r.left {
+		return fmt.Sprintf("restoring state: %s[%d] is read to offset %d of %d; if that does not move, a transaction is open there",
+			at.topic, at.partition, r.at[at], end)
+	}
+	return "restoring state"
+}
+
+// ReadTopic gives use every committed record of a topic, in the order of its
+// partitions, up to where the topic ends at the moment of the call.
+func ReadTopic(ctx context.Context, brokers, topic string, use func(event.Record) error) error {
+	var places []place
+	err := withAdmin(brokers, func(admin *kafka.AdminClient) error {
+		count, err := countPartitions(ctx, admin, []TopicSpec{{Name: topic}})
+		for partition := range int32(count[topic]) {
+			places = append(places, place{topic, partition})
+		}
+		if err == nil && count[topic] == 0 {
+			err = fmt.Errorf("topic %s is missing", topic)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	r, err := openReplay(ctx, brokers, places)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	for {
+		done, err := r.read(time.Second, use)
+		if err != nil || done {
+			return err
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", r.describe(), ctx.Err())
+		}
+	}
+}
+
+// listOffsets asks for an offset of each of some partitions.
+func listOffsets(ctx context.Context, brokers string, places []place, spec kafka.OffsetSpec, level kafka.IsolationLevel) (map[place]int64, error) {
+	var offsets map[place]int64
+	err := withAdmin(brokers, func(admin *kafka.AdminClient) (err error) {
+		offsets, err = askOffsets(ctx, admin, places, spec, level)
+		return err
+	})
+	return offsets, err
+}
+
+func askOffsets(ctx context.Context, admin *kafka.AdminClient, places []place, spec kafka.OffsetSpec, level kafka.IsolationLevel) (map[place]int64, error) {
+	asked := make(map[kafka.TopicPartition]kafka.OffsetSpec)
+	for _, at := range places {
+		asked[kafka.TopicPartition{Topic: &at.topic, Partition: at.partition}] = spec
+	}
+	offsets := make(map[place]int64)
+	if len(asked) == 0 {
+		return offsets, nil
+	}
+	answer, err := admin.ListOffsets(ctx, asked, kafka.SetAdminIsolationLevel(level), kafka.SetAdminRequestTimeout(10*time.Second))
+	if err != nil {
+		return nil, fmt.Errorf("read offsets of topics: %w", err)
+	}
+	for at, result := range answer.ResultInfos {
+		if result.Error.Code() != kafka.ErrNoError {
+			return nil, fmt.Errorf("read offsets of %s[%d]: %w", *at.Topic, at.Partition, result.Error)
+		}
+		offsets[place{*at.Topic, at.Partition}] = int64(result.Offset)
+	}
+	return offsets, nil
+}
+
+// loader restores partitions of a transactor.
+type loader struct {
+	*replay
+	partitions []int32
+	sources    map[int32]Source
+}
+
+func (t *Transactor) openLoader(ctx context.Context, m *member, partitions []int32) (*loader, error) {
+	l := &loader{partitions: partitions, sources: make(map[int32]Source)}
+	var sources []place
+	var states []place
+	var wanted []kafka.TopicPartition
+	for _, partition := range partitions {
+		t.stage.Begin(partition)
+		sources = append(sources, place{t.source, partition})
+		wanted = append(wanted, kafka.TopicPartition{Topic: &t.source, Partition: partition})
+		for _, topic := range t.config.State {
+			states = append(states, place{topic, partition})
+		}
+	}
+	// The offsets before the state. Kafka does not answer while a transaction
+	// that would move them is undecided, so afterwards none of an earlier owner
+	// can be committed any more, and what was committed is below the end.
+	committed, err := m.client.Committed(wanted, int(patience/time.Millisecond))
+	if err != nil {
+		return nil, fmt.Errorf("read offsets of group %s: %w", t.config.Group, err)
+	}
+	first, err := listOffsets(ctx, t.config.Brokers, sources, kafka.EarliestOffsetSpec, kafka.IsolationLevelReadUncommitted)
+	if err != nil {
+		return nil, err
+	}
+	for _, at := range committed {
+		if at.Error != nil {
+			return nil, fmt.Errorf("read offset of group %s in %s[%d]: %w", t.config.Group, *at.Topic, at.Partition, at.Error)
+		}
+		source := Source{Committed: int64(at.Offset), First: first[place{t.source, at.Partition}]}
+		if at.Offset < 0 {
+			source.Committed = -1
+		}
+		l.sources[at.Partition] = source
+	}
+	l.replay, err = openReplay(ctx, t.config.Brokers, states)
+	return l, err
+}
