@@ -14,10 +14,13 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/onceledger/onceledger/internal/config"
 	"github.com/onceledger/onceledger/internal/crash"
 	"github.com/onceledger/onceledger/internal/httpapi"
 	"github.com/onceledger/onceledger/internal/postgres"
+	"github.com/onceledger/onceledger/internal/pressure"
 	"github.com/onceledger/onceledger/internal/relay"
 	"github.com/onceledger/onceledger/internal/telemetry"
 )
@@ -29,6 +32,9 @@ It is configured by its environment:
   ONCELEDGER_ADDR    where to listen, default 127.0.0.1:8080; port 0 picks a free one
   API_MAX_CONNS      connections to the database at most, default 10
   RELAY_SLOT         the relay's replication slot, for /readyz, default onceledger_outbox
+  SHED_WAL_RESERVE   refuse requests that write when less than this part of
+                     max_slot_wal_keep_size is left, default 20%; 0% is never
+  SHED_OUTBOX_AGE    refuse them when an event waits for longer, default 1h
   SHUTDOWN_TIMEOUT   how long to finish requests when asked to stop, default 10s
   LOG_LEVEL          debug, info, warn or error, default info
 `
@@ -69,8 +75,13 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 	}
 	defer pool.Close()
 
+	watcher := pressure.NewWatcher(pressure.Config{
+		DB: pool, Slot: env.Slot, ReservePercent: env.ShedReserve, MaxAge: env.ShedAge,
+		Log: log, Registry: registry, Now: time.Now,
+	})
 	handler := httpapi.New(httpapi.Config{
 		Pool:    pool,
+		Shed:    watcher.Shed,
 		Log:     log,
 		Now:     time.Now,
 		Metrics: registry,
@@ -86,5 +97,9 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 		return fmt.Errorf("listen on ONCELEDGER_ADDR: %w", err)
 	}
 	log.Info("listening", "address", listener.Addr().String())
-	return telemetry.Serve(ctx, listener, handler, env.ShutdownTimeout)
+
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return watcher.Run(ctx) })
+	group.Go(func() error { return telemetry.Serve(ctx, listener, handler, env.ShutdownTimeout) })
+	return group.Wait()
 }

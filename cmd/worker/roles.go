@@ -38,6 +38,8 @@ type worker struct {
 	roles   []func(context.Context) error
 	checks  []telemetry.Check
 	closers []func()
+
+	retentionHolds chan struct{} // closed once the retention contract is known to hold
 }
 
 func (w *worker) close() {
@@ -94,7 +96,7 @@ func (w *worker) openBilling(ctx context.Context) error {
 		Metrics:  w.registry,
 		Now:      w.now,
 	})
-	w.roles = append(w.roles, func(ctx context.Context) error { return consumer.Run(ctx, in.Process) })
+	w.roles = append(w.roles, w.afterRetention(func(ctx context.Context) error { return consumer.Run(ctx, in.Process) }))
 	w.addCheck(config.RoleBilling, consumer.Ready)
 	return nil
 }
@@ -122,6 +124,7 @@ func (w *worker) openRelay(context.Context) error {
 		},
 		Log:         w.log,
 		Registry:    w.registry,
+		PollEvery:   w.env.PollEvery,
 		StopTimeout: w.env.ShutdownTimeout / 2,
 	})
 	if err != nil {
@@ -137,17 +140,17 @@ func (w *worker) openRelay(context.Context) error {
 	return nil
 }
 
-// openJanitor makes partitions ahead of time.
+// openJanitor makes partitions ahead of time and drops old ones.
 func (w *worker) openJanitor(ctx context.Context) error {
 	if !w.env.Has(config.RoleJanitor) {
 		return nil
 	}
-	pool, err := w.openPool(ctx, "JANITOR_DATABASE_URL", w.env.JanitorDatabaseURL, config.RoleJanitor, 2)
+	pool, err := w.openPool(ctx, "JANITOR_DATABASE_URL", w.env.JanitorDatabaseURL, config.RoleJanitor, 3)
 	if err != nil {
 		return err
 	}
-	j := janitor.Janitor{Pool: pool, Log: w.log, Now: w.now}
-	w.roles = append(w.roles, j.Run)
+	j, slots := w.janitor(pool)
+	w.roles = append(w.roles, j.Run, slots.Run)
 	w.checks = append(w.checks, telemetry.Check{Name: config.RoleJanitor, Ask: func(ctx context.Context) error {
 		return janitor.CheckPartitions(ctx, pool, w.now())
 	}})

@@ -175,3 +175,21 @@ SELECT
 FROM unnest(@ids::uuid[]) WITH ORDINALITY AS wanted (wanted_id, position)
 JOIN outbox_events ON id = wanted_id
 ORDER BY position;
+
+-- RelayReport is what the database knows of the relay, for people.
+-- name: RelayReport :one
+SELECT
+  coalesce(assignment.relay, 'wal')::text                    AS relay,
+  coalesce(assignment.target, 'wal')::text                   AS target,
+  coalesce(status.state, '')::text                           AS state,
+  relay_fault(@publication, @relay_slot)::text               AS fault,
+  coalesce(slot.slot_name::text, '')::text                   AS slot,
+  coalesce(slot.wal_status, '')::text                        AS wal_status,
+  coalesce(pg_current_wal_lsn() - slot.restart_lsn, 0)::bigint AS retained_bytes,
+  (SELECT count(*) FROM outbox_events
+    WHERE tx_id >= coalesce(outbox_delivered_xmin(@relay_slot), '0')) AS unconfirmed_events
+FROM (SELECT) AS one_row
+LEFT JOIN relay_assignment AS assignment ON assignment.slot_name = @relay_slot
+LEFT JOIN relay_status AS status ON status.slot_name = @relay_slot
+LEFT JOIN pg_catalog.pg_replication_slots AS slot ON slot.slot_name =
+  CASE assignment.relay WHEN 'debezium' THEN relay_debezium_slot(@relay_slot) ELSE @relay_slot END;

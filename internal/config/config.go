@@ -18,6 +18,8 @@ type API struct {
 	Addr            string        // ONCELEDGER_ADDR, default 127.0.0.1:8080
 	MaxConns        int32         // API_MAX_CONNS, default 10
 	Slot            string        // RELAY_SLOT, default onceledger_outbox
+	ShedReserve     int           // SHED_WAL_RESERVE, percent of max_slot_wal_keep_size, default 20%; 0 is never
+	ShedAge         time.Duration // SHED_OUTBOX_AGE, default 1h
 	ShutdownTimeout time.Duration // SHUTDOWN_TIMEOUT, default 10s
 	LogLevel        slog.Level    // LOG_LEVEL, default info
 	Crash           string        // ONCELEDGER_CRASH, default none
@@ -43,8 +45,13 @@ type Worker struct {
 	Brokers            string        // KAFKA_BROKERS, host:port,…
 	Addr               string        // WORKER_ADDR, default 127.0.0.1:8081
 	Slot               string        // RELAY_SLOT, default onceledger_outbox
+	PollEvery          time.Duration // RELAY_POLL_INTERVAL, default 100ms
 	Batch              int           // BILLING_BATCH, events in hand at most, default 2000
 	Writers            int           // BILLING_WRITERS, transactions side by side, default 2
+	OutboxRetention    time.Duration // OUTBOX_RETENTION, default 72h
+	DedupeWindow       time.Duration // DEDUPE_WINDOW, default 720h
+	ReplayWindow       time.Duration // REPLAY_WINDOW, default 168h; 0 is no replay
+	KeyRetention       time.Duration // IDEMPOTENCY_RETENTION, default 168h
 	ShutdownTimeout    time.Duration // SHUTDOWN_TIMEOUT, default 10s
 	LogLevel           slog.Level    // LOG_LEVEL, default info
 	Crash              string        // ONCELEDGER_CRASH, default none
@@ -61,6 +68,8 @@ func LoadAPI(getenv func(string) string) (API, error) {
 		Addr:            env.text("ONCELEDGER_ADDR", "127.0.0.1:8080"),
 		MaxConns:        int32(env.count("API_MAX_CONNS", 10)),
 		Slot:            env.text("RELAY_SLOT", "onceledger_outbox"),
+		ShedReserve:     env.percent("SHED_WAL_RESERVE", 20),
+		ShedAge:         env.duration("SHED_OUTBOX_AGE", time.Hour),
 		ShutdownTimeout: env.duration("SHUTDOWN_TIMEOUT", 10*time.Second),
 		LogLevel:        env.level(),
 		Crash:           getenv("ONCELEDGER_CRASH"),
@@ -77,8 +86,13 @@ func LoadWorker(getenv func(string) string) (Worker, error) {
 		ID:              getenv("WORKER_ID"),
 		Addr:            env.text("WORKER_ADDR", "127.0.0.1:8081"),
 		Slot:            env.text("RELAY_SLOT", "onceledger_outbox"),
+		PollEvery:       env.duration("RELAY_POLL_INTERVAL", 100*time.Millisecond),
 		Batch:           env.count("BILLING_BATCH", 2000),
 		Writers:         env.count("BILLING_WRITERS", 2),
+		OutboxRetention: env.longer("OUTBOX_RETENTION", time.Hour, 72*time.Hour),
+		DedupeWindow:    env.longer("DEDUPE_WINDOW", 24*time.Hour, 720*time.Hour),
+		ReplayWindow:    env.longer("REPLAY_WINDOW", 0, 168*time.Hour),
+		KeyRetention:    env.longer("IDEMPOTENCY_RETENTION", 24*time.Hour, 168*time.Hour),
 		ShutdownTimeout: env.duration("SHUTDOWN_TIMEOUT", 10*time.Second),
 		LogLevel:        env.level(),
 		Crash:           getenv("ONCELEDGER_CRASH"),
@@ -92,9 +106,7 @@ func LoadWorker(getenv func(string) string) (Worker, error) {
 	if config.Has(RoleJanitor) {
 		config.JanitorDatabaseURL = env.required("JANITOR_DATABASE_URL", "the role janitor")
 	}
-	if config.Has(RoleBilling) || config.Has(RoleRelay) {
-		config.Brokers = env.required("KAFKA_BROKERS", "the roles relay and billing")
-	}
+	config.Brokers = env.required("KAFKA_BROKERS", "the worker")
 	return config, errors.Join(env.faults...)
 }
 
@@ -146,6 +158,32 @@ func (r *reader) duration(name string, standard time.Duration) time.Duration {
 		r.fault("%s is %q: want a duration above zero, such as 10s", name, value)
 	}
 	return duration
+}
+
+// longer is a duration from lowest on; that may be 0.
+func (r *reader) longer(name string, lowest, standard time.Duration) time.Duration {
+	value := r.getenv(name)
+	if value == "" {
+		return standard
+	}
+	duration, err := time.ParseDuration(value)
+	if err != nil || duration < lowest {
+		r.fault("%s is %q: want a duration from %s on, such as %s", name, value, lowest, standard)
+	}
+	return duration
+}
+
+func (r *reader) percent(name string, standard int) int {
+	value := r.getenv(name)
+	if value == "" {
+		return standard
+	}
+	digits, found := strings.CutSuffix(value, "%")
+	number, err := strconv.Atoi(digits)
+	if !found || err != nil || number < 0 || number > 90 {
+		r.fault("%s is %q: want a whole number of percent from 0%% to 90%%", name, value)
+	}
+	return number
 }
 
 func (r *reader) level() slog.Level {

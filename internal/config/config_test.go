@@ -27,7 +27,7 @@ func TestLoadAPI(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, config.API{
 			DatabaseURL: secret, Addr: "127.0.0.1:8080", MaxConns: 10, Slot: "onceledger_outbox",
-			ShutdownTimeout: 10 * time.Second, LogLevel: slog.LevelInfo,
+			ShedReserve: 20, ShedAge: time.Hour, ShutdownTimeout: 10 * time.Second, LogLevel: slog.LevelInfo,
 		}, got)
 	})
 
@@ -36,11 +36,11 @@ func TestLoadAPI(t *testing.T) {
 
 		got, err := config.LoadAPI(env(map[string]string{
 			"DATABASE_URL": secret, "ONCELEDGER_ADDR": ":0", "API_MAX_CONNS": "3", "RELAY_SLOT": "other",
-			"SHUTDOWN_TIMEOUT": "250ms", "LOG_LEVEL": "debug", "ONCELEDGER_CRASH": "api.before-commit",
+			"SHED_WAL_RESERVE": "5%", "SHED_OUTBOX_AGE": "90s", "SHUTDOWN_TIMEOUT": "250ms", "LOG_LEVEL": "debug", "ONCELEDGER_CRASH": "api.before-commit",
 		}))
 		require.NoError(t, err)
 		require.Equal(t, config.API{
-			DatabaseURL: secret, Addr: ":0", MaxConns: 3, Slot: "other",
+			DatabaseURL: secret, Addr: ":0", MaxConns: 3, Slot: "other", ShedReserve: 5, ShedAge: 90 * time.Second,
 			ShutdownTimeout: 250 * time.Millisecond, LogLevel: slog.LevelDebug, Crash: "api.before-commit",
 		}, got)
 	})
@@ -60,6 +60,15 @@ func TestLoadAPI(t *testing.T) {
 
 			_, err := config.LoadAPI(env(map[string]string{"DATABASE_URL": secret, "API_MAX_CONNS": value}))
 			requireFaults(t, err, "API_MAX_CONNS")
+		})
+	}
+
+	for name, value := range map[string]string{"WithoutASign": "20", "BelowZero": "-1%", "TooMuch": "91%", "Decimals": "2.5%", "Text": "some%"} {
+		t.Run("RefusesAReserve"+name, func(t *testing.T) {
+			t.Parallel()
+
+			_, err := config.LoadAPI(env(map[string]string{"DATABASE_URL": secret, "SHED_WAL_RESERVE": value}))
+			requireFaults(t, err, "SHED_WAL_RESERVE")
 		})
 	}
 
@@ -89,6 +98,7 @@ func TestLoadWorker(t *testing.T) {
 			Roles:       []string{config.RoleRelay, config.RoleBilling, config.RoleJanitor},
 			DatabaseURL: secret, RelayDatabaseURL: secret, JanitorDatabaseURL: secret, Brokers: "a:9092,b:9092",
 			Addr: "127.0.0.1:8081", Slot: "onceledger_outbox", Batch: 2000, Writers: 2,
+			OutboxRetention: 72 * time.Hour, DedupeWindow: 720 * time.Hour, ReplayWindow: 168 * time.Hour, KeyRetention: 168 * time.Hour,
 			ShutdownTimeout: 10 * time.Second, LogLevel: slog.LevelInfo,
 		}, got)
 	})
@@ -100,7 +110,7 @@ func TestLoadWorker(t *testing.T) {
 		{"", []string{"DATABASE_URL", "RELAY_DATABASE_URL", "JANITOR_DATABASE_URL", "KAFKA_BROKERS"}},
 		{"relay", []string{"RELAY_DATABASE_URL", "KAFKA_BROKERS"}},
 		{"billing", []string{"DATABASE_URL", "KAFKA_BROKERS"}},
-		{"janitor", []string{"JANITOR_DATABASE_URL"}},
+		{"janitor", []string{"JANITOR_DATABASE_URL", "KAFKA_BROKERS"}},
 		{"relay, janitor", []string{"RELAY_DATABASE_URL", "JANITOR_DATABASE_URL", "KAFKA_BROKERS"}},
 	} {
 		t.Run("NeedsTheAddressesOfItsRolesAlone/"+test.roles, func(t *testing.T) {
@@ -117,6 +127,27 @@ func TestLoadWorker(t *testing.T) {
 			require.NoError(t, err)
 		})
 	}
+
+	t.Run("TakesRetentionsWithinTheirBounds", func(t *testing.T) {
+		t.Parallel()
+
+		values := map[string]string{"OUTBOX_RETENTION": "1h", "DEDUPE_WINDOW": "24h", "REPLAY_WINDOW": "0", "IDEMPOTENCY_RETENTION": "24h"}
+		for name, value := range all {
+			values[name] = value
+		}
+		got, err := config.LoadWorker(env(values))
+		require.NoError(t, err)
+		require.Equal(t, []time.Duration{time.Hour, 24 * time.Hour, 0, 24 * time.Hour},
+			[]time.Duration{got.OutboxRetention, got.DedupeWindow, got.ReplayWindow, got.KeyRetention})
+
+		for name, value := range map[string]string{
+			"OUTBOX_RETENTION": "59m", "DEDUPE_WINDOW": "23h", "REPLAY_WINDOW": "-1s", "IDEMPOTENCY_RETENTION": "3 days",
+		} {
+			values[name] = value
+		}
+		_, err = config.LoadWorker(env(values))
+		requireFaults(t, err, "OUTBOX_RETENTION", "DEDUPE_WINDOW", "REPLAY_WINDOW", "IDEMPOTENCY_RETENTION")
+	})
 
 	t.Run("RefusesARoleThatIsNone", func(t *testing.T) {
 		t.Parallel()

@@ -311,6 +311,52 @@ func (q *Queries) RelayPositionStore(ctx context.Context, db DBTX, arg RelayPosi
 	return i, err
 }
 
+const relayReport = `-- name: RelayReport :one
+SELECT
+  coalesce(assignment.relay, 'wal')::text                    AS relay,
+  coalesce(assignment.target, 'wal')::text                   AS target,
+  coalesce(status.state, '')::text                           AS state,
+  relay_fault($1, $2)::text               AS fault,
+  coalesce(slot.slot_name::text, '')::text                   AS slot,
+  coalesce(slot.wal_status, '')::text                        AS wal_status,
+  coalesce(pg_current_wal_lsn() - slot.restart_lsn, 0)::bigint AS retained_bytes,
+  (SELECT count(*) FROM outbox_events
+    WHERE tx_id >= coalesce(outbox_delivered_xmin($2), '0')) AS unconfirmed_events
+FROM (SELECT) AS one_row
+LEFT JOIN relay_assignment AS assignment ON assignment.slot_name = $2
+LEFT JOIN relay_status AS status ON status.slot_name = $2
+LEFT JOIN pg_catalog.pg_replication_slots AS slot ON slot.slot_name =
+  CASE assignment.relay WHEN 'debezium' THEN relay_debezium_slot($2) ELSE $2 END
+`
+
+type RelayReportRow struct {
+	Relay             string
+	Target            string
+	State             string
+	Fault             string
+	Slot              string
+	WalStatus         string
+	RetainedBytes     int64
+	UnconfirmedEvents int64
+}
+
+// RelayReport is what the database knows of the relay, for people.
+func (q *Queries) RelayReport(ctx context.Context, db DBTX, publication string, relaySlot string) (RelayReportRow, error) {
+	row := db.QueryRow(ctx, relayReport, publication, relaySlot)
+	var i RelayReportRow
+	err := row.Scan(
+		&i.Relay,
+		&i.Target,
+		&i.State,
+		&i.Fault,
+		&i.Slot,
+		&i.WalStatus,
+		&i.RetainedBytes,
+		&i.UnconfirmedEvents,
+	)
+	return i, err
+}
+
 const relaySetup = `-- name: RelaySetup :one
 SELECT
   current_setting('wal_level')::text                AS wal_level,

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -22,6 +23,8 @@ const DefaultConnector = "onceledger-outbox"
 var (
 	// ErrUnreachable is why nothing could be done: no Connect answers there.
 	ErrUnreachable = errors.New("Kafka Connect is not reachable") //nolint:staticcheck // a name
+	// ErrRefused is why the configuration is not taken, with the connector's reasons.
+	ErrRefused = errors.New("the connector refuses its configuration")
 	// ErrNoPlugin says that Connect runs without Debezium.
 	ErrNoPlugin = errors.New("Kafka Connect has no Debezium connector for Postgres: put the plugin in its plugin.path and restart it") //nolint:staticcheck // a name
 )
@@ -182,20 +185,15 @@ func (c *Client) Register(ctx context.Context, params Params) error {
 }
 
 func (c *Client) register(ctx context.Context, config map[string]string) error {
-	if err := c.requirePlugin(ctx, config["connector.class"]); err != nil {
+	if err := c.validate(ctx, config); err != nil {
 		return err
 	}
-	var before Status
-	err := c.try(ctx, func() (err error) {
-		before, err = c.status(ctx)
-		return err
-	})
+	exists, before, err := c.find(ctx)
 	if err != nil {
 		return err
 	}
-
-	if before.Connector == "" || before.Connector == stateStopped {
-		err = c.startAnew(ctx, config, before.Connector == "")
+	if !exists || before.Connector == stateStopped {
+		err = c.startAnew(ctx, config, !exists)
 	} else {
 		err = c.carryOn(ctx, config)
 	}
@@ -216,9 +214,20 @@ func (c *Client) register(ctx context.Context, config map[string]string) error {
 	})
 }
 
-// requirePlugin is for a clear error: Connect's own is a list of all classes.
-func (c *Client) requirePlugin(ctx context.Context, class string) error {
-	return c.try(ctx, func() error {
+// validate has the plugin look at the configuration, which includes a login to
+// the database. Connect does the same before it takes one, but what it says of
+// what is wrong is a list of all classes, or nothing that helps.
+func (c *Client) validate(ctx context.Context, config map[string]string) error {
+	var answer struct {
+		Configs []struct {
+			Value struct {
+				Name   string   `json:"name"`
+				Errors []string `json:"errors"`
+			} `json:"value"`
+		} `json:"configs"`
+	}
+	err := c.try(ctx, func() error {
+		class := config["connector.class"]
 		var plugins []struct {
 			Class string `json:"class"`
 		}
@@ -227,11 +236,42 @@ func (c *Client) requirePlugin(ctx context.Context, class string) error {
 		}
 		for _, plugin := range plugins {
 			if plugin.Class == class {
-				return nil
+				named := maps.Clone(config)
+				named["name"] = c.config.Connector
+				return c.do(ctx, http.MethodPut, "/connector-plugins/"+class+"/config/validate", named, &answer)
 			}
 		}
 		return ErrNoPlugin
 	})
+	if err != nil {
+		return err
+	}
+	var faults []string
+	for _, setting := range answer.Configs {
+		for _, fault := range setting.Value.Errors {
+			faults = append(faults, setting.Value.Name+": "+oneLine(fault))
+		}
+	}
+	if len(faults) > 0 {
+		return fmt.Errorf("%w: %s", ErrRefused, strings.Join(faults, "; "))
+	}
+	return nil
+}
+
+// find asks whether the connector is there, and for its state. A state alone
+// would not do: it is told for a while after a connector was deleted.
+func (c *Client) find(ctx context.Context) (exists bool, status Status, err error) {
+	err = c.try(ctx, func() error {
+		err := c.do(ctx, http.MethodGet, c.path(""), nil, nil)
+		if exists = err == nil; isMissing(err) {
+			return nil
+		}
+		if err == nil {
+			status, err = c.status(ctx)
+		}
+		return err
+	})
+	return exists, status, err
 }
 
 // startAnew lets the connector exist before it runs, for only then can what
@@ -269,7 +309,7 @@ func (c *Client) carryOn(ctx context.Context, config map[string]string) error {
 		{http.MethodPost, c.path("/restart?includeTasks=true&onlyFailed=true"), nil},
 	} {
 		err := c.try(ctx, func() error { return c.do(ctx, step.method, step.path, step.body, nil) })
-		if err != nil {
+		if err != nil && !isMissing(err) { // a connector that has no state yet cannot be restarted
 			return err
 		}
 	}
@@ -451,6 +491,10 @@ func message(text []byte) string {
 	if json.Unmarshal(text, &refusal) == nil && refusal.Message != "" {
 		said = refusal.Message
 	}
+	return oneLine(said)
+}
+
+func oneLine(said string) string {
 	said = strings.Join(strings.Fields(said), " ")
 	const enough = 500
 	if len(said) > enough {

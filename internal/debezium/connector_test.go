@@ -171,7 +171,7 @@ func TestSnapshot(t *testing.T) {
 	w := setup(t)
 	delivered := w.events(t, 3)
 	w.commit(t, delivered...)
-	w.params.Since = w.horizon(t)
+	w.params.Since = w.now(t)
 
 	const aggregates, versions = 40, 6
 	var all []event.Event
@@ -276,6 +276,7 @@ func TestIdleDatabase(t *testing.T) {
 	w := setup(t)
 	w.register(t)
 	other := pgtest.New(t).Pool(t, "")
+	t.Log(time.Now())
 	write := func(n int) {
 		t.Helper()
 		_, err := other.Exec(t.Context(), fmt.Sprintf("CREATE TABLE noise_%d AS SELECT repeat(md5(i::text), 10) FROM generate_series(1, 20000) AS i", n))
@@ -293,6 +294,7 @@ func TestIdleDatabase(t *testing.T) {
 				"SELECT confirmed_flush_lsn >= $2::pg_lsn FROM pg_replication_slots WHERE slot_name = $1", w.params.Slot, written).Scan(&confirmed)
 			return err == nil && confirmed
 		}, waiting, 100*time.Millisecond, "the slot is never confirmed past %s", written)
+		t.Log("confirmed", time.Now())
 	}
 
 	// What others say in the log is no event, and stops nothing.
@@ -361,7 +363,7 @@ func TestRemove(t *testing.T) {
 
 	// Between the two, another relay delivers.
 	w.commit(t, w.events(t, 2)...)
-	w.params.Since = w.horizon(t)
+	w.params.Since = w.now(t)
 	second := w.events(t, 2)
 	w.commit(t, second[0])
 	w.register(t)
@@ -372,7 +374,7 @@ func TestRemove(t *testing.T) {
 	w.request(t, http.MethodDelete, "", http.StatusNoContent)
 	w.dropSlot(t)
 	w.commit(t, w.events(t, 2)...)
-	w.params.Since = w.horizon(t)
+	w.params.Since = w.now(t)
 	third := w.events(t, 2)
 	w.commit(t, third...)
 	w.records = nil
@@ -404,17 +406,18 @@ func TestLostSlot(t *testing.T) {
 
 	w := setup(t)
 	w.commit(t, w.events(t, 2)...)
-	w.params.Since = w.horizon(t)
+	w.params.Since = w.now(t)
 	w.register(t)
 	before := w.events(t, 2)
 	w.commit(t, before...)
 	w.receive(t, len(before))
 	w.waitForOffsets(t)
-	w.request(t, http.MethodPut, "/pause", http.StatusAccepted)
+	w.request(t, http.MethodPut, "/stop", http.StatusNoContent)
 	w.dropSlot(t)
 	hole := w.newEvent(t, before[0].AggregateID, 3, `{"in":"the hole"}`)
 	w.commit(t, hole)
-	w.register(t)
+	w.request(t, http.MethodPut, "/resume", http.StatusAccepted)
+	w.waitForSlot(t, true)
 
 	got := recordIDs(w.receiveAll(t))
 	require.Equal(t, slices.Concat(ids(before), ids(before), []string{hole.ID.String()}), got)
@@ -441,10 +444,16 @@ func TestRegisterRefusals(t *testing.T) {
 
 		w := setup(t)
 		w.params.Publication = "not_there"
-		require.NoError(t, w.client.Register(t.Context(), w.params))
-		require.Eventually(t, func() bool {
-			status, err := w.client.Status(t.Context())
-			return err == nil && strings.Contains(status.Fault(), "not_there")
-		}, waiting, 50*time.Millisecond)
+		require.ErrorContains(t, w.client.Register(t.Context(), w.params), "Publication autocreation is disabled")
+		status, err := w.client.Status(t.Context())
+		require.NoError(t, err)
+		require.False(t, status.Running())
+		require.Contains(t, status.Fault(), "the connector's task has failed: ")
+
+		w.params.Publication = "onceledger_outbox"
+		w.register(t)
+		sent := w.events(t, 1)
+		w.commit(t, sent...)
+		require.Equal(t, ids(sent), recordIDs(w.receiveAll(t)))
 	})
 }

@@ -56,13 +56,14 @@ func setup(t *testing.T) *world {
 
 func setupOn(t *testing.T, database *pgtest.Database) *world {
 	t.Helper()
-	services := shared(t)
-	makeTopics(t, services.brokers)
+	services := sharedServices(t)
+	brokers := services.kafka.Bootstrap()
+	makeTopics(t, brokers)
 	unique := uuid.NewString()[:8]
 	w := &world{
 		database: database,
 		pool:     database.Pool(t, ""),
-		connect:  services.connect,
+		connect:  services.connect.URL(),
 		name:     "outbox-" + unique,
 		tenant:   uuid.New(),
 		params: debezium.Params{
@@ -81,7 +82,7 @@ func setupOn(t *testing.T, database *pgtest.Database) *world {
 		require.NoError(t, w.client.Remove(ctx))
 	})
 	w.topics, err = kgo.NewClient(
-		kgo.SeedBrokers(strings.Split(services.brokers, ",")...),
+		kgo.SeedBrokers(strings.Split(brokers, ",")...),
 		kgo.ConsumeTopics(event.OrderEvents, event.BillingEvents),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
@@ -130,13 +131,13 @@ func (w *world) waitForSlot(t *testing.T, active bool) {
 	}, waiting, 20*time.Millisecond, "slot %s never has active = %v", w.params.Slot, active)
 }
 
-// horizon is the oldest transaction that is still open: the rows below it are all
-// there to be seen.
-func (w *world) horizon(t *testing.T) uint64 {
+// now is a transaction id above those of the rows that are there: this test has
+// no transaction open, though others on the server may.
+func (w *world) now(t *testing.T) uint64 {
 	t.Helper()
-	var xmin string
-	require.NoError(t, w.pool.QueryRow(t.Context(), "SELECT pg_snapshot_xmin(pg_current_snapshot())::text").Scan(&xmin))
-	since, err := strconv.ParseUint(xmin, 10, 64)
+	var next string
+	require.NoError(t, w.pool.QueryRow(t.Context(), "SELECT pg_snapshot_xmax(pg_current_snapshot())::text").Scan(&next))
+	since, err := strconv.ParseUint(next, 10, 64)
 	require.NoError(t, err)
 	return since
 }
@@ -149,7 +150,7 @@ func (w *world) newEvent(t *testing.T, aggregate uuid.UUID, version int64, paylo
 	return event.Event{
 		ID: id, TenantID: w.tenant, AggregateType: event.AggregateOrder, AggregateID: aggregate,
 		AggregateVersion: version, Type: event.OrderPaid, SchemaVersion: event.SchemaVersion,
-		OccurredAt: time.Now().Truncate(time.Microsecond), Payload: json.RawMessage(payload),
+		OccurredAt: time.Now().UTC().Truncate(time.Microsecond), Payload: json.RawMessage(payload),
 	}
 }
 

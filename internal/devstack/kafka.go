@@ -205,6 +205,17 @@ func (k *Kafka) Start(ctx context.Context, node int) error {
 	return k.waitReady(ctx, n)
 }
 
+// StartAll starts those nodes that have ended, and returns when all are part of
+// the cluster.
+func (k *Kafka) StartAll(ctx context.Context) error {
+	for _, node := range k.nodes {
+		if err := k.startNode(ctx, node); err != nil {
+			return err
+		}
+	}
+	return k.waitReady(ctx, k.nodes...)
+}
+
 // WaitReady returns when every node that runs says that all of them are there.
 func (k *Kafka) WaitReady(ctx context.Context) error {
 	return k.waitReady(ctx, k.nodes...)
@@ -344,7 +355,7 @@ func (k *Kafka) startAnyPorts(ctx context.Context) error {
 		if err := k.choosePorts(ctx); err != nil {
 			return err
 		}
-		err := k.startAll(ctx)
+		err := k.formatAndStart(ctx)
 		if err == nil || ctx.Err() != nil || attempt == 3 {
 			return err
 		}
@@ -421,18 +432,13 @@ func portIsFree(ctx context.Context, port int) bool {
 	return listener.Close() == nil
 }
 
-func (k *Kafka) startAll(ctx context.Context) error {
+func (k *Kafka) formatAndStart(ctx context.Context) error {
 	for _, node := range k.nodes {
 		if err := k.format(ctx, node); err != nil {
 			return err
 		}
 	}
-	for _, node := range k.nodes {
-		if err := k.startNode(ctx, node); err != nil {
-			return err
-		}
-	}
-	return k.waitReady(ctx, k.nodes...)
+	return k.StartAll(ctx)
 }
 
 // format makes a node's storage if there is none. It works aside and renames,

@@ -46,6 +46,9 @@ const (
 	BillingEvents = AggregateBilling + ".events"
 	// LedgerBalances is compacted: the last record of a key is its balance.
 	LedgerBalances = "ledger.balances"
+	// LedgerBalanceOrders is compacted too: what those who keep the balances
+	// remember of each order.
+	LedgerBalanceOrders = LedgerBalances + ".orders"
 )
 
 // SchemaVersion is the version of the payloads that this build writes and reads.

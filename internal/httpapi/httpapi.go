@@ -22,6 +22,7 @@ import (
 	"github.com/labstack/echo/v4/middleware"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/onceledger/onceledger/internal/failure"
 	"github.com/onceledger/onceledger/internal/orders"
 	"github.com/onceledger/onceledger/internal/tenants"
 )
@@ -37,6 +38,7 @@ type API struct {
 	log     *slog.Logger
 	now     func() time.Time
 	metrics *metrics
+	shed    func() bool
 }
 
 // Config is what an API is made of.
@@ -45,6 +47,7 @@ type Config struct {
 	Log        *slog.Logger
 	Now        func() time.Time
 	Metrics    prometheus.Registerer
+	Shed       func() bool  // whether to refuse a request that writes; asked for each, so it must cost nothing; nil is never
 	Operations http.Handler // /healthz, /readyz and /metrics
 }
 
@@ -55,6 +58,10 @@ func New(config Config) http.Handler {
 		log:     config.Log,
 		now:     config.Now,
 		metrics: newMetrics(config.Metrics),
+		shed:    config.Shed,
+	}
+	if a.shed == nil {
+		a.shed = func() bool { return false }
 	}
 	e := echo.New()
 	e.HTTPErrorHandler = a.writeError
@@ -75,7 +82,7 @@ func New(config Config) http.Handler {
 	// Each route by itself and no group of them: a group with middleware would
 	// answer a wrong method with 404.
 	get := func(path string, handler echo.HandlerFunc) { e.GET("/v1"+path, handler, a.authenticate) }
-	post := func(path string, handler echo.HandlerFunc) { e.POST("/v1"+path, handler, a.authenticate) }
+	post := func(path string, handler echo.HandlerFunc) { e.POST("/v1"+path, handler, a.shedLoad, a.authenticate) }
 	post("/orders", a.createOrder)
 	get("/orders", a.listOrders)
 	get("/orders/:id", a.getOrder)
@@ -92,6 +99,27 @@ func New(config Config) http.Handler {
 }
 
 const tenantKey = "tenant"
+
+// errShed is a refusal before anything was looked at: not even the key.
+var errShed = failure.New(failure.Unavailable, "load-shed",
+	"Nothing can be written at the moment: events do not get to Kafka. Send it again with the same Idempotency-Key.")
+
+// shedAfter is when a client that was refused is to come back, in seconds. It
+// takes a relay longer than a moment to catch up.
+const shedAfter = "15"
+
+// shedLoad refuses what would write while the log that Postgres keeps for the
+// relay nears its limit. Reads go on.
+func (a *API) shedLoad(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if a.shed() {
+			a.metrics.shed.Inc()
+			c.Response().Header().Set(echo.HeaderRetryAfter, shedAfter)
+			return errShed
+		}
+		return next(c)
+	}
+}
 
 // authenticate finds the tenant by the request's key.
 func (a *API) authenticate(next echo.HandlerFunc) echo.HandlerFunc {

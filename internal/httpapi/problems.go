@@ -67,7 +67,9 @@ func (a *API) writeError(err error, c echo.Context) {
 	document := a.problemOf(err, c)
 	switch document.Status {
 	case http.StatusServiceUnavailable, http.StatusConflict:
-		c.Response().Header().Set(echo.HeaderRetryAfter, "1")
+		if c.Response().Header().Get(echo.HeaderRetryAfter) == "" {
+			c.Response().Header().Set(echo.HeaderRetryAfter, "1")
+		}
 	case http.StatusUnauthorized:
 		c.Response().Header().Set(echo.HeaderWWWAuthenticate, "Bearer")
 	}

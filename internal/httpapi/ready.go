@@ -56,6 +56,7 @@ func Checks(pool *pgxpool.Pool, now func() time.Time, publication, slot string) 
 type metrics struct {
 	requests *prometheus.HistogramVec
 	replayed prometheus.Counter
+	shed     prometheus.Counter
 }
 
 func newMetrics(registerer prometheus.Registerer) *metrics {
@@ -69,8 +70,12 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 			Name: "onceledger_http_replayed_total",
 			Help: "Requests that were answered with the stored answer of an earlier one.",
 		}),
+		shed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "onceledger_http_shed_total",
+			Help: "Requests that were refused because events do not get to Kafka.",
+		}),
 	}
-	registerer.MustRegister(m.requests, m.replayed)
+	registerer.MustRegister(m.requests, m.replayed, m.shed)
 	return m
 }
 

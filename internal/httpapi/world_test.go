@@ -59,9 +59,13 @@ func newWorldOn(t *testing.T, database *pgtest.Database) *world {
 // handler is the API as cmd/api makes it. Slots belong to the whole server, so
 // each database's has the name of the database.
 func handler(pool *pgxpool.Pool, now func() time.Time, slot string) http.Handler {
+	return handlerThatSheds(pool, now, slot, func() bool { return false })
+}
+
+func handlerThatSheds(pool *pgxpool.Pool, now func() time.Time, slot string, shed func() bool) http.Handler {
 	registry := prometheus.NewRegistry()
 	return httpapi.New(httpapi.Config{
-		Pool: pool, Log: slog.New(slog.DiscardHandler), Now: now, Metrics: registry,
+		Shed: shed, Pool: pool, Log: slog.New(slog.DiscardHandler), Now: now, Metrics: registry,
 		Operations: telemetry.Handler(registry, httpapi.Checks(pool, now, "onceledger_outbox", slot)),
 	})
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceledger/onceledger/internal/factory"
@@ -333,6 +334,12 @@ func TestRun(t *testing.T) {
 			Pool: database.Pool(t, role),
 			Log:  slog.New(slog.NewTextHandler(log, nil)),
 			Now:  func() time.Time { return midnight },
+			Drop: janitor.DropPlan{
+				Slot: database.Name, Outbox: 72 * time.Hour, Dedupe: 720 * time.Hour,
+				Contract: func(context.Context) error { return nil },
+			},
+			KeepKey: 72 * time.Hour,
+			Metrics: janitor.NewMetrics(prometheus.NewRegistry()),
 		}
 		go func() { ended <- j.Run(ctx) }()
 		return log, func() error {

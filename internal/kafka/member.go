@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -162,6 +163,8 @@ func (m *member) applyPaused(partitions []kafka.TopicPartition) {
 	set := m.client.Resume
 	if m.paused {
 		set = m.client.Pause
+	} else if m.transactor != nil {
+		partitions = slices.DeleteFunc(slices.Clone(partitions), m.transactor.halts)
 	}
 	if err := set(partitions); err != nil {
 		m.end = fmt.Errorf("pause or resume partitions of group %s: %w", m.config.Group, err)

@@ -8,6 +8,7 @@ import (
 	"github.com/confluentinc/confluent-kafka-go/v2/kafka"
 
 	"github.com/onceledger/onceledger/internal/event"
+	"github.com/onceledger/onceledger/internal/transact"
 )
 
 // replay reads partitions from their beginning to where they ended when it was
@@ -29,24 +30,9 @@ func openReplay(ctx context.Context, brokers string, places []place) (*replay, e
 	if err != nil {
 		return nil, err
 	}
-	client, err := kafka.NewConsumer(&kafka.ConfigMap{
-		"bootstrap.servers":          brokers,
-		"client.id":                  "onceledger-replay",
-		"group.id":                   "onceledger-replay", // never joined
-		"enable.auto.commit":         false,
-		"enable.auto.offset.store":   false,
-		"auto.offset.reset":          "error", // a partition that lost what is being read
-		"isolation.level":            "read_committed",
-		"enable.partition.eof":       true,
-		"queued.max.messages.kbytes": 16 << 10,
-		"fetch.queue.backoff.ms":     10,
-		"fetch.wait.max.ms":          100,
-		"socket.timeout.ms":          10_000,
-		"enable.metrics.push":        false,
-		"log_level":                  0,
-	})
+	client, err := newReplayClient(brokers, "error") // if a partition loses what is being read
 	if err != nil {
-		return nil, fmt.Errorf("read topics: %w", err)
+		return nil, err
 	}
 	r := &replay{client: client, ends: ends, left: make(map[place]int64), at: make(map[place]int64)}
 	var partitions []kafka.TopicPartition
@@ -61,6 +47,29 @@ func openReplay(ctx context.Context, brokers string, places []place) (*replay, e
 		return nil, fmt.Errorf("read topics: %w", err)
 	}
 	return r, nil
+}
+
+func newReplayClient(brokers, reset string) (*kafka.Consumer, error) {
+	client, err := kafka.NewConsumer(&kafka.ConfigMap{
+		"bootstrap.servers":          brokers,
+		"client.id":                  "onceledger-replay",
+		"group.id":                   "onceledger-replay", // never joined
+		"enable.auto.commit":         false,
+		"enable.auto.offset.store":   false,
+		"auto.offset.reset":          reset,
+		"isolation.level":            "read_committed",
+		"enable.partition.eof":       true,
+		"queued.max.messages.kbytes": 16 << 10,
+		"fetch.queue.backoff.ms":     10,
+		"fetch.wait.max.ms":          100,
+		"socket.timeout.ms":          10_000,
+		"enable.metrics.push":        false,
+		"log_level":                  0,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read topics: %w", err)
+	}
+	return client, nil
 }
 
 // read goes on for a time and says whether all is read.
@@ -187,11 +196,11 @@ func askOffsets(ctx context.Context, admin *kafka.AdminClient, places []place, s
 type loader struct {
 	*replay
 	partitions []int32
-	sources    map[int32]Source
+	sources    map[int32]transact.Source
 }
 
 func (t *Transactor) openLoader(ctx context.Context, m *member, partitions []int32) (*loader, error) {
-	l := &loader{partitions: partitions, sources: make(map[int32]Source)}
+	l := &loader{partitions: partitions, sources: make(map[int32]transact.Source)}
 	var sources []place
 	var states []place
 	var wanted []kafka.TopicPartition
@@ -218,7 +227,7 @@ func (t *Transactor) openLoader(ctx context.Context, m *member, partitions []int
 		if at.Error != nil {
 			return nil, fmt.Errorf("read offset of group %s in %s[%d]: %w", t.config.Group, *at.Topic, at.Partition, at.Error)
 		}
-		source := Source{Committed: int64(at.Offset), First: first[place{t.source, at.Partition}]}
+		source := transact.Source{Committed: int64(at.Offset), First: first[place{t.source, at.Partition}]}
 		if at.Offset < 0 {
 			source.Committed = -1
 		}
@@ -226,4 +235,59 @@ func (t *Transactor) openLoader(ctx context.Context, m *member, partitions []int
 	}
 	l.replay, err = openReplay(ctx, t.config.Brokers, states)
 	return l, err
+}
+
+// Behind is how many offsets a group has not committed of a topic, for a reader
+// of committed records. Offsets that no record is behind, such as the markers of
+// transactions at the end of a partition, do not count.
+func Behind(ctx context.Context, brokers, group, topic string) (int64, error) {
+	committed, ends, err := GroupLag(ctx, brokers, group, topic)
+	if err != nil {
+		return 0, err
+	}
+	var behind int64
+	for partition, end := range ends {
+		from, known := committed[partition]
+		if !known {
+			from = 0
+		}
+		if from >= end {
+			continue
+		}
+		holds, err := holdsRecord(ctx, brokers, place{topic, partition}, from, end)
+		if err != nil {
+			return 0, err
+		}
+		if holds {
+			behind += end - from
+		}
+	}
+	return behind, nil
+}
+
+// holdsRecord tells whether a committed record lies between two offsets.
+func holdsRecord(ctx context.Context, brokers string, at place, from, end int64) (bool, error) {
+	client, err := newReplayClient(brokers, "earliest") // what is gone by retention is not waited for
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = client.Close() }()
+	err = client.Assign([]kafka.TopicPartition{{Topic: &at.topic, Partition: at.partition, Offset: kafka.Offset(from)}})
+	if err != nil {
+		return false, fmt.Errorf("read %s[%d]: %w", at.topic, at.partition, err)
+	}
+	for ctx.Err() == nil {
+		switch e := client.Poll(int(tick / time.Millisecond)).(type) {
+		case *kafka.Message:
+			if err := e.TopicPartition.Error; err != nil {
+				return false, fmt.Errorf("read %s: %w", e.String(), err)
+			}
+			return int64(e.TopicPartition.Offset) < end, nil
+		case kafka.PartitionEOF:
+			if int64(e.Offset) >= end {
+				return false, nil
+			}
+		}
+	}
+	return false, fmt.Errorf("read %s[%d]: %w", at.topic, at.partition, ctx.Err())
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/onceledger/onceledger/internal/crash"
 	"github.com/onceledger/onceledger/internal/event"
+	"github.com/onceledger/onceledger/internal/transact"
 )
 
 // TransactorConfig says what a Transactor reads and under which names. Of
@@ -44,51 +45,6 @@ type TransactorConfig struct {
 	WatchEvery time.Duration
 }
 
-// Stage turns records into other records, and has a state that it keeps in
-// compacted topics. All its methods are called by one goroutine.
-//
-// The state of a partition comes with the partition: Begin, Load for every
-// record that the state topics hold, Resume. Forget ends it.
-type Stage interface {
-	// Begin starts a partition with nothing known.
-	Begin(partition int32)
-	// Load takes a record of the state, in the order of its topic partition. No
-	// value means that the key is gone.
-	Load(record event.Record) error
-	// Resume says at which offset of its source the partition goes on.
-	Resume(partition int32, source Source) (next int64, err error)
-	// Forget drops all that is known of a partition.
-	Forget(partition int32)
-
-	// Process says what a batch comes to. It changes nothing by itself: the
-	// transaction may be aborted, and the same records then come again.
-	Process(batch []event.Record) (Output, error)
-}
-
-// Source is what Kafka knows of a partition of the source.
-type Source struct {
-	Committed int64 // where the group goes on; -1 when it has committed nothing
-	First     int64 // the oldest record that is left
-}
-
-// Output is what a batch comes to.
-type Output struct {
-	// Records are written to the partitions that they name.
-	Records []event.Record
-	// Stops are partitions that cannot go on from an offset, and why. What is
-	// before the offset is committed. They stay stopped until they are assigned
-	// anew; others go on.
-	Stops map[int32]Stop
-	// Committed makes what was written the stage's state.
-	Committed func()
-}
-
-// Stop is why a partition cannot go on.
-type Stop struct {
-	Offset int64
-	Reason string
-}
-
 // Transactor runs a stage between Kafka and Kafka, exactly once: what a batch
 // comes to and the offsets of the batch are one Kafka transaction. Whoever reads
 // committed records sees both or neither.
@@ -99,7 +55,7 @@ type Stop struct {
 type Transactor struct {
 	config   TransactorConfig
 	consumer *Consumer
-	stage    Stage
+	stage    transact.Stage
 	source   string
 	metrics  *transactMetrics
 	writer   *writer
@@ -107,7 +63,7 @@ type Transactor struct {
 
 	// Only the member's goroutine touches these.
 	next    map[int32]int64 // partitions that are restored, and where each goes on
-	stopped map[int32]Stop
+	stopped map[int32]transact.Stop
 
 	mutex sync.Mutex
 	ends  map[place]int64 // how far the state topics reach, by what we read and wrote
@@ -118,7 +74,7 @@ type Transactor struct {
 }
 
 // NewTransactor makes a transactor for a stage.
-func NewTransactor(config TransactorConfig, stage Stage) (*Transactor, error) {
+func NewTransactor(config TransactorConfig, stage transact.Stage) (*Transactor, error) {
 	config.TransactionTimeout = cmp.Or(config.TransactionTimeout, 15*time.Second)
 	config.WatchEvery = cmp.Or(config.WatchEvery, 5*time.Second)
 	if len(config.Topics) != 1 || config.TransactionalID == "" {
@@ -135,7 +91,7 @@ func NewTransactor(config TransactorConfig, stage Stage) (*Transactor, error) {
 	config.ConsumerConfig = consumer.config
 	t := &Transactor{
 		config: config, consumer: consumer, stage: stage, source: config.Topics[0], metrics: metrics,
-		next: make(map[int32]int64), stopped: make(map[int32]Stop), ends: make(map[place]int64),
+		next: make(map[int32]int64), stopped: make(map[int32]transact.Stop), ends: make(map[place]int64),
 	}
 	consumer.transactor = t
 	return t, nil
@@ -210,6 +166,12 @@ func (t *Transactor) forgetAll() {
 	for partition := range maps.Clone(t.next) {
 		t.forget(partition)
 	}
+}
+
+// halts tells whether a partition stands still.
+func (t *Transactor) halts(at kafka.TopicPartition) bool {
+	_, halted := t.stopped[at.Partition]
+	return halted
 }
 
 func (t *Transactor) tellStopped() {
@@ -299,6 +261,9 @@ func (t *Transactor) transact(ctx context.Context, m *member, records []event.Re
 		return nil
 	}
 
+	if errors.Is(err, errNoMember) || errors.Is(err, errNotBegun) {
+		return err
+	}
 	fault, isKafka := errors.AsType[kafka.Error](err)
 	if isKafka && fault.Code() == kafka.ErrUnknownMemberID {
 		m.expelled.Store(true)
@@ -328,6 +293,7 @@ func (t *Transactor) transact(ctx context.Context, m *member, records []event.Re
 var (
 	errUnknownOutcome = errors.New("no answer to the commit")
 	errTruncated      = errors.New("a state topic ends before what was written to it")
+	errNotBegun       = errors.New("transaction not begun")
 	errNoMember       = errors.New("not a member of the group any more")
 )
 
@@ -337,11 +303,11 @@ func (t *Transactor) attempt(ctx context.Context, m *member, records []event.Rec
 	// which was expelled meanwhile could commit what is another's by now.
 	membership, err := m.client.GetConsumerGroupMetadata()
 	if err != nil {
-		return fmt.Errorf("membership in the group: %w", err)
+		return fmt.Errorf("%w: %w", errNoMember, err)
 	}
 	nobody, err := kafka.NewTestConsumerGroupMetadata(t.config.Group)
 	if err != nil {
-		return fmt.Errorf("membership in the group: %w", err)
+		return fmt.Errorf("%w: %w", errNoMember, err)
 	}
 	if m.client.AssignmentLost() || sameMember(membership, nobody) {
 		return errNoMember
@@ -349,7 +315,10 @@ func (t *Transactor) attempt(ctx context.Context, m *member, records []event.Rec
 
 	client := t.writer.client
 	if err := client.BeginTransaction(); err != nil {
-		return fmt.Errorf("begin: %w", err)
+		if fault, ok := errors.AsType[kafka.Error](err); ok && fault.IsFatal() {
+			return fmt.Errorf("begin: %w", err)
+		}
+		return fmt.Errorf("%w: %w", errNotBegun, err)
 	}
 	written, err := t.writer.write(ctx, records)
 	if err != nil {
@@ -468,7 +437,7 @@ func (t *Transactor) resume(m *member, done *loader) error {
 }
 
 // rewind drops what is in hand of a partition and goes on reading at an offset.
-func (m *member) rewind(at place, next int64, source Source) error {
+func (m *member) rewind(at place, next int64, source transact.Source) error {
 	m.tracker.drop(at)
 	begins := source.Committed
 	if begins < 0 {

@@ -35,8 +35,10 @@ func TestAppend(t *testing.T) {
 	require.Len(t, tooLarge.Payload, event.MaxPayload+1)
 
 	for name, write := range map[string]func(t *testing.T, tx pgx.Tx) error{
-		"Append":     func(t *testing.T, tx pgx.Tx) error { return outbox.Append(t.Context(), tx, tooLarge) },
-		"AppendMany": func(t *testing.T, tx pgx.Tx) error { return outbox.AppendMany(t.Context(), tx, []event.Event{tooLarge}) },
+		"Append": func(t *testing.T, tx pgx.Tx) error { return outbox.Append(t.Context(), tx, tooLarge) },
+		"AppendMany": func(t *testing.T, tx pgx.Tx) error {
+			return outbox.AppendMany(t.Context(), tx, []event.Event{tooLarge})
+		},
 	} {
 		t.Run(name+"RefusesAPayloadThatNoBrokerTakes", func(t *testing.T) {
 			t.Parallel()

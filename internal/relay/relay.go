@@ -270,6 +270,11 @@ func (r *Relay) takeTurn(ctx context.Context, pool *pgxpool.Pool, kind Kind) (op
 			return nil, nil, err
 		}
 		if mine {
+			// It is given away under the same lock.
+			if now, err := Assigned(ctx, pool, r.config.Slot); err != nil || now != kind {
+				hangUp()
+				return nil, nil, errors.Join(err, errReassigned)
+			}
 			return open, hangUp, nil
 		}
 		r.setState(ctx, nil, StateStandby, "another relay is active")

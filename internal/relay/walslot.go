@@ -83,11 +83,8 @@ func (r *Relay) openLog(ctx context.Context, conn *pgconn.PgConn, pool *pgxpool.
 	if err != nil {
 		return nil, fmt.Errorf("identify the server: %w", err)
 	}
-	setup, err := db.New().RelaySetup(ctx, pool, publication, slot)
+	setup, err := lookUpSetup(ctx, pool, slot, publication)
 	if err != nil {
-		return nil, fmt.Errorf("look up publication and slot: %w", err)
-	}
-	if err := checkSetup(r.config, setup); err != nil {
 		return nil, err
 	}
 	record, err := db.New().RelayPositionGet(ctx, pool, slot)
@@ -157,18 +154,28 @@ func (l *logReader) close(ctx context.Context) {
 const makePublication = "CREATE PUBLICATION " + DefaultPublication + " FOR TABLE outbox_events " +
 	"WITH (publish = 'insert', publish_via_partition_root = true)"
 
-func checkSetup(config Config, setup db.RelaySetupRow) error {
+// CheckLog says why the log cannot be read, and what to do; nil if it can.
+func CheckLog(ctx context.Context, conn db.DBTX, slot, publication string) error {
+	_, err := lookUpSetup(ctx, conn, slot, publication)
+	return err
+}
+
+func lookUpSetup(ctx context.Context, conn db.DBTX, slot, publication string) (db.RelaySetupRow, error) {
+	setup, err := db.New().RelaySetup(ctx, conn, publication, slot)
+	if err != nil {
+		return setup, fmt.Errorf("look up publication and slot: %w", err)
+	}
 	switch {
 	case setup.WalLevel != "logical":
-		return setupErrorf("wal_level is %s: set it to logical and restart Postgres, or have the table polled: onceledger relay switch --to poll", setup.WalLevel)
+		return setup, setupErrorf("wal_level is %s: set it to logical and restart Postgres, or have the table polled: onceledger relay switch --to poll", setup.WalLevel)
 	case setup.PublicationOid == 0:
-		return setupErrorf("there is no publication %s: run the migrations, or make it again with %s", config.Publication, makePublication)
+		return setup, setupErrorf("there is no publication %s: run the migrations, or make it again with %s", publication, makePublication)
 	case !setup.PublicationFits:
-		return setupErrorf("publication %s is not what the relay needs: drop it and make it with %s", config.Publication, makePublication)
+		return setup, setupErrorf("publication %s is not what the relay needs: drop it and make it with %s", publication, makePublication)
 	case setup.SlotExists && !setup.SlotFits:
-		return setupErrorf("slot %s is not a pgoutput slot of this database: drop it, or give the relay another name", config.Slot)
+		return setup, setupErrorf("slot %s is not a pgoutput slot of this database: drop it, or give the relay another name", slot)
 	}
-	return nil
+	return setup, nil
 }
 
 // findGap compares the relay's own record with the server and the slot. The

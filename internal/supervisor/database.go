@@ -25,6 +25,7 @@ const databaseName = "onceledger"
 type Connections struct {
 	Databases    Databases `json:"databases"`
 	KafkaBrokers string    `json:"kafka_brokers"`
+	Connect      string    `json:"connect,omitempty"` // Kafka Connect's REST interface, if it runs
 }
 
 // Databases are URLs of the same database, each with a login that may do what
@@ -53,11 +54,11 @@ func ReadConnections(home string) (Connections, error) {
 	return connections, nil
 }
 
-func (s *supervisor) saveConnections(databases Databases, brokers string) error {
+func (s *supervisor) saveConnections(connections Connections) error {
 	if s.config.DatabaseURL != "" {
-		databases.Admin = "" // it was lent to us, and is not ours to keep
+		connections.Databases.Admin = "" // it was lent to us, and is not ours to keep
 	}
-	text, err := json.MarshalIndent(Connections{Databases: databases, KafkaBrokers: brokers}, "", "  ")
+	text, err := json.MarshalIndent(connections, "", "  ")
 	if err == nil {
 		err = writePrivate(connectionsFile(s.config.Home), text)
 	}

@@ -111,11 +111,6 @@ func runBroker(args []string) error {
 			config.Dir = args[i+1]
 		case "--port":
 			_, err = fmt.Sscan(args[i+1], &config.Port)
-		case "--topic":
-			topic := devstack.Topic{}
-			topic.Name, _, _ = strings.Cut(args[i+1], "=")
-			_, err = fmt.Sscan(args[i+1][len(topic.Name)+1:], &topic.Partitions)
-			config.Topics = append(config.Topics, topic)
 		default:
 			err = fmt.Errorf("unknown flag %s", args[i])
 		}

@@ -2,13 +2,9 @@ package supervisor
 
 import (
 	"context"
-	"fmt"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -78,82 +74,10 @@ func (s *supervisor) childEnviron() []string {
 		name, _, _ := strings.Cut(variable, "=")
 		switch name {
 		case "DATABASE_URL", "RELAY_DATABASE_URL", "JANITOR_DATABASE_URL", "KAFKA_BROKERS",
-			"WORKER_ID", "WORKER_ADDR", "ONCELEDGER_ADDR":
+			"CONNECT_URL", "WORKER_ID", "WORKER_ADDR", "ONCELEDGER_ADDR":
 		default:
 			environ = append(environ, variable)
 		}
 	}
 	return environ
-}
-
-// startBroker returns the bootstrap servers of the configured brokers, or of
-// one of our own once it answers.
-func (s *supervisor) startBroker(ctx context.Context) (string, error) {
-	if s.config.KafkaBrokers != "" {
-		s.say("using the Kafka at %s (KAFKA_BROKERS)", s.config.KafkaBrokers)
-		err := createTopics(ctx, s.config.KafkaBrokers, s.config.Partitions)
-		return s.config.KafkaBrokers, err
-	}
-
-	s.say("starting the broker")
-	announced := &announcement{addr: make(chan string, 1)}
-	// As an orphan the broker still saves its state, so it gets SIGTERM.
-	s.keepCommand(ctx, "broker", brokerStopTimeout, syscall.SIGTERM, func(ctx context.Context) *exec.Cmd {
-		args := []string{"--dir", filepath.Join(s.config.Home, "kafka"), "--port", strconv.Itoa(announced.knownPort())}
-		for _, topic := range topics {
-			args = append(args, "--topic", fmt.Sprintf("%s=%d", topic, s.config.Partitions))
-		}
-		cmd := exec.CommandContext(ctx, s.config.BrokerCommand[0], slices.Concat(s.config.BrokerCommand[1:], args)...)
-		cmd.Env = s.childEnviron()
-		cmd.Stdout = announced
-		return cmd
-	})
-
-	ctx, cancel := context.WithTimeout(ctx, s.config.ReadyTimeout)
-	defer cancel()
-	select {
-	case addr := <-announced.addr:
-		return addr, nil
-	case <-ctx.Done():
-		return "", fmt.Errorf("the broker is not ready: %w (its log is %s)", ctx.Err(), s.logFile("broker"))
-	}
-}
-
-// announcement reads "ready host:port" from the broker's standard output.
-type announcement struct {
-	addr chan string // the first address
-
-	mutex sync.Mutex
-	text  string
-	port  int
-}
-
-func (a *announcement) Write(p []byte) (int, error) {
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	a.text += string(p)
-	for {
-		line, rest, whole := strings.Cut(a.text, "\n")
-		if !whole {
-			return len(p), nil
-		}
-		a.text = rest
-		addr, ok := strings.CutPrefix(line, "ready ")
-		if !ok || a.port != 0 {
-			continue
-		}
-		if _, port, ok := strings.Cut(addr, ":"); ok {
-			a.port, _ = strconv.Atoi(port)
-		}
-		a.addr <- addr
-	}
-}
-
-// knownPort is 0 before the broker was ready for the first time: then it takes
-// the port of last time or a free one. Afterwards clients know the port, and it
-// stays.
-func (a *announcement) knownPort() int {
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	return a.port
 }

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/onceledger/onceledger/internal/devstack"
+	"github.com/onceledger/onceledger/internal/relay"
 )
 
 // Config says what to run.
@@ -33,6 +34,19 @@ type Config struct {
 	DatabaseURL string
 	// KafkaBrokers are brokers to use instead of one of our own.
 	KafkaBrokers string
+	// Kafka is which brokers to start: KafkaEmbedded, which "" means too, or
+	// KafkaApache.
+	Kafka string
+	// Brokers is how many: 1, which 0 means too, or 3 of Apache Kafka.
+	Brokers int
+	// Relay is what carries the outbox to Kafka: wal, poll or debezium. ""
+	// leaves it as it is; at first it is wal.
+	Relay string
+	// RelaySlot is the relay's replication slot, as the worker is told
+	// (RELAY_SLOT). "" means relay.DefaultSlot.
+	RelaySlot string
+	// JavaHome is where Java is, for what needs it. "" means to look on PATH.
+	JavaHome string
 	// PostgresBin is a folder with Postgres' programs; "" means to look for one.
 	PostgresBin string
 
@@ -44,8 +58,8 @@ type Config struct {
 
 	// Programs is the folder with api and worker.
 	Programs string
-	// BrokerCommand runs the broker. Its arguments are followed by --dir,
-	// --port and --topic; it says "ready host:port" on standard output.
+	// BrokerCommand runs the embedded broker. Its arguments are followed by --dir
+	// and --port; it says "ready host:port" on standard output.
 	BrokerCommand []string
 	// Environ is what the children's environment begins with.
 	Environ []string
@@ -61,12 +75,11 @@ type Config struct {
 const (
 	apiStopTimeout      = 15 * time.Second
 	workerStopTimeout   = 30 * time.Second
+	connectStopTimeout  = 20 * time.Second
 	brokerStopTimeout   = 15 * time.Second
+	kafkaStopTimeout    = 30 * time.Second
 	postgresStopTimeout = 20 * time.Second
 )
-
-// topics are the ones the service writes and reads.
-var topics = []string{"order.events", "billing.events"}
 
 // supervisor is one Run.
 type supervisor struct {
@@ -84,13 +97,16 @@ func Run(ctx context.Context, config Config) (err error) {
 	if config.Partitions == 0 {
 		config.Partitions = 6
 	}
+	if config.RelaySlot == "" {
+		config.RelaySlot = relay.DefaultSlot
+	}
 	if config.ReadyTimeout == 0 {
 		config.ReadyTimeout = 2 * time.Minute
 	}
 	if config.Home, err = filepath.Abs(config.Home); err != nil {
 		return err
 	}
-	if err := config.checkPrograms(); err != nil {
+	if err := errors.Join(config.checkKafka(), config.checkRelay(), config.checkPrograms()); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(config.Home, "logs"), 0o700); err != nil {
@@ -126,6 +142,9 @@ func (s *supervisor) start(ctx context.Context) error {
 	if err := checkAddr(ctx, s.config.HTTPAddr); err != nil {
 		return err
 	}
+	if err := s.checkJava(ctx); err != nil {
+		return err
+	}
 	databases, err := s.startDatabase(ctx)
 	if err != nil {
 		return err
@@ -138,7 +157,11 @@ func (s *supervisor) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.saveConnections(databases, brokers); err != nil {
+	connections := Connections{Databases: databases, KafkaBrokers: brokers}
+	if connections.Connect, err = s.useRelay(ctx, databases, brokers); err != nil {
+		return err
+	}
+	if err := s.saveConnections(connections); err != nil {
 		return err
 	}
 	apiAddr, err := withPort(ctx, s.config.HTTPAddr)
