@@ -8,12 +8,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/onceledger/onceledger/internal/devstack"
+	"github.com/onceledger/onceledger/internal/event"
 )
 
 // newBrokerCommand is the embedded broker as a process of its own, which `up`
 // starts: whatever else is killed, the broker is stopped in order.
 func newBrokerCommand() *cobra.Command {
-	var config devstack.BrokerConfig
+	config := devstack.BrokerConfig{Derived: []string{event.LedgerBalances, event.LedgerBalanceOrders}}
 	cmd := &cobra.Command{
 		Use:    "broker",
 		Short:  "Run the embedded broker (started by up)",

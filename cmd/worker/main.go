@@ -1,6 +1,6 @@
 // Command worker runs the parts of the service that are not answered over HTTP,
 // each a role: relay (outbox to Kafka), billing (order events to invoices and
-// ledger) and janitor (partitions). One process may have any set of them.
+// ledger), balances (accounts' balances on a topic) and janitor (partitions). One process may have any set of them.
 package main
 
 import (
@@ -22,10 +22,10 @@ import (
 	"github.com/onceledger/onceledger/internal/telemetry"
 )
 
-const usage = `worker runs the roles relay, billing and janitor of onceledger.
+const usage = `worker runs the roles relay, billing, balances and janitor of onceledger.
 
 It is configured by its environment:
-  WORKER_ROLES          some of relay,billing,janitor; default all
+  WORKER_ROLES          some of relay,billing,balances,janitor; default all
   WORKER_ID             a name that is this worker's alone and stays the same when it
                         comes back; required where several workers run
   DATABASE_URL          for billing: the database, with the login onceledger_worker
@@ -37,6 +37,8 @@ It is configured by its environment:
   RELAY_POLL_INTERVAL   how often the relay poll looks for events, default 100ms
   BILLING_BATCH         events in hand at most, default 2000
   BILLING_WRITERS       transactions that share out a large batch, default 2
+  BALANCES_SKIP         records of billing.events that balances leaves out though it cannot
+                        understand them, as partition:offset, separated by commas
   OUTBOX_RETENTION      how long the janitor keeps a day of the outbox at least, default 72h
   DEDUPE_WINDOW         how long an event is known as applied, default 720h
   REPLAY_WINDOW         how far back somebody may replay, default 168h
@@ -76,7 +78,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 	}
 
 	defer w.close()
-	for _, open := range []func(context.Context) error{w.openRetention, w.openJanitor, w.openTopics, w.openBilling, w.openRelay} {
+	for _, open := range []func(context.Context) error{w.openRetention, w.openJanitor, w.openTopics, w.openBilling, w.openBalances, w.openRelay} {
 		if err := open(ctx); err != nil {
 			return err
 		}

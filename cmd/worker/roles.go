@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/onceledger/onceledger/internal/balances"
 	"github.com/onceledger/onceledger/internal/billing"
 	"github.com/onceledger/onceledger/internal/config"
 	"github.com/onceledger/onceledger/internal/event"
@@ -101,6 +102,47 @@ func (w *worker) openBilling(ctx context.Context) error {
 	return nil
 }
 
+// openBalances keeps the accounts' balances on a topic, from billing.events and
+// in Kafka transactions.
+func (w *worker) openBalances(context.Context) error {
+	if !w.env.Has(config.RoleBalances) {
+		return nil
+	}
+	skip := make(map[balances.Place]bool)
+	for _, record := range w.env.Skip {
+		skip[balances.Place(record)] = true
+	}
+	stage, err := balances.New(balances.Config{Window: w.env.DedupeWindow, Skip: skip, Log: w.log, Metrics: w.registry})
+	if err != nil {
+		return err
+	}
+	id := "onceledger-" + config.RoleBalances
+	if w.env.ID != "" {
+		id += "-" + w.env.ID
+	}
+	transactor, err := kafka.NewTransactor(kafka.TransactorConfig{
+		ConsumerConfig: kafka.ConsumerConfig{
+			Brokers:      w.env.Brokers,
+			Group:        balances.Group,
+			InstanceID:   w.env.ID,
+			ClientID:     "onceledger-balances",
+			Topics:       []string{event.BillingEvents},
+			DrainTimeout: w.env.ShutdownTimeout,
+			Log:          w.log,
+			Metrics:      w.registry,
+		},
+		TransactionalID: id,
+		State:           []string{event.LedgerBalances, event.LedgerBalanceOrders},
+		Watch:           []string{event.OrderEvents},
+	}, stage)
+	if err != nil {
+		return err
+	}
+	w.roles = append(w.roles, w.afterRetention(transactor.Run))
+	w.addCheck(config.RoleBalances, transactor.Ready)
+	return nil
+}
+
 // openRelay carries the outbox to Kafka.
 func (w *worker) openRelay(context.Context) error {
 	if !w.env.Has(config.RoleRelay) {
@@ -160,16 +202,19 @@ func (w *worker) openJanitor(ctx context.Context) error {
 // openTopics has the topics looked at until they are as they should be: a
 // consumer of a topic that is not there waits without a word.
 func (w *worker) openTopics(context.Context) error {
-	if !w.env.Has(config.RoleBilling) && !w.env.Has(config.RoleRelay) {
+	wanted := []kafka.TopicSpec{{Name: event.OrderEvents, Partitions: 1}, {Name: event.BillingEvents, Partitions: 1}}
+	if w.env.Has(config.RoleBalances) {
+		for _, topic := range []string{event.LedgerBalances, event.LedgerBalanceOrders} {
+			wanted = append(wanted, kafka.TopicSpec{Name: topic, Partitions: 1, Config: map[string]string{"cleanup.policy": "compact"}})
+		}
+	} else if !w.env.Has(config.RoleBilling) && !w.env.Has(config.RoleRelay) {
 		return nil
 	}
 	var fault atomic.Pointer[string]
 	fault.Store(new("not looked at yet"))
 	w.roles = append(w.roles, func(ctx context.Context) error {
 		for {
-			err := kafka.CheckTopics(ctx, w.env.Brokers, []kafka.TopicSpec{
-				{Name: event.OrderEvents, Partitions: 1}, {Name: event.BillingEvents, Partitions: 1},
-			})
+			err := kafka.CheckTopics(ctx, w.env.Brokers, wanted)
 			if err == nil {
 				fault.Store(new(""))
 				return nil

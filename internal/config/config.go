@@ -27,12 +27,13 @@ type API struct {
 
 // The roles of a worker.
 const (
-	RoleRelay   = "relay"
-	RoleBilling = "billing"
-	RoleJanitor = "janitor"
+	RoleRelay    = "relay"
+	RoleBilling  = "billing"
+	RoleBalances = "balances"
+	RoleJanitor  = "janitor"
 )
 
-var roles = []string{RoleRelay, RoleBilling, RoleJanitor}
+var roles = []string{RoleRelay, RoleBilling, RoleBalances, RoleJanitor}
 
 // Worker is the environment of cmd/worker. Each role needs its own addresses
 // only.
@@ -48,6 +49,7 @@ type Worker struct {
 	PollEvery          time.Duration // RELAY_POLL_INTERVAL, default 100ms
 	Batch              int           // BILLING_BATCH, events in hand at most, default 2000
 	Writers            int           // BILLING_WRITERS, transactions side by side, default 2
+	Skip               []Record      // BALANCES_SKIP, partition:offset,… of billing.events; default none
 	OutboxRetention    time.Duration // OUTBOX_RETENTION, default 72h
 	DedupeWindow       time.Duration // DEDUPE_WINDOW, default 720h
 	ReplayWindow       time.Duration // REPLAY_WINDOW, default 168h; 0 is no replay
@@ -55,6 +57,12 @@ type Worker struct {
 	ShutdownTimeout    time.Duration // SHUTDOWN_TIMEOUT, default 10s
 	LogLevel           slog.Level    // LOG_LEVEL, default info
 	Crash              string        // ONCELEDGER_CRASH, default none
+}
+
+// Record is where a record lies in its topic.
+type Record struct {
+	Partition int32
+	Offset    int64
 }
 
 // Has reports whether the worker has a role.
@@ -89,6 +97,7 @@ func LoadWorker(getenv func(string) string) (Worker, error) {
 		PollEvery:       env.duration("RELAY_POLL_INTERVAL", 100*time.Millisecond),
 		Batch:           env.count("BILLING_BATCH", 2000),
 		Writers:         env.count("BILLING_WRITERS", 2),
+		Skip:            env.records("BALANCES_SKIP"),
 		OutboxRetention: env.longer("OUTBOX_RETENTION", time.Hour, 72*time.Hour),
 		DedupeWindow:    env.longer("DEDUPE_WINDOW", 24*time.Hour, 720*time.Hour),
 		ReplayWindow:    env.longer("REPLAY_WINDOW", 0, 168*time.Hour),
@@ -184,6 +193,24 @@ func (r *reader) percent(name string, standard int) int {
 		r.fault("%s is %q: want a whole number of percent from 0%% to 90%%", name, value)
 	}
 	return number
+}
+
+// records reads partition:offset,….
+func (r *reader) records(name string) []Record {
+	var records []Record
+	for text := range strings.SplitSeq(r.getenv(name), ",") {
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		before, after, _ := strings.Cut(text, ":")
+		partition, partitionErr := strconv.ParseInt(before, 10, 32)
+		offset, offsetErr := strconv.ParseInt(after, 10, 64)
+		if partitionErr != nil || offsetErr != nil || partition < 0 || offset < 0 {
+			r.fault("%s names %q: want partition:offset, separated by commas, such as 3:1234", name, text)
+		}
+		records = append(records, Record{int32(partition), offset})
+	}
+	return records
 }
 
 func (r *reader) level() slog.Level {

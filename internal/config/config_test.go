@@ -95,7 +95,7 @@ func TestLoadWorker(t *testing.T) {
 		got, err := config.LoadWorker(env(all))
 		require.NoError(t, err)
 		require.Equal(t, config.Worker{
-			Roles:       []string{config.RoleRelay, config.RoleBilling, config.RoleJanitor},
+			Roles:       []string{config.RoleRelay, config.RoleBilling, config.RoleBalances, config.RoleJanitor},
 			DatabaseURL: secret, RelayDatabaseURL: secret, JanitorDatabaseURL: secret, Brokers: "a:9092,b:9092",
 			Addr: "127.0.0.1:8081", Slot: "onceledger_outbox", Batch: 2000, Writers: 2,
 			OutboxRetention: 72 * time.Hour, DedupeWindow: 720 * time.Hour, ReplayWindow: 168 * time.Hour, KeyRetention: 168 * time.Hour,
@@ -110,6 +110,7 @@ func TestLoadWorker(t *testing.T) {
 		{"", []string{"DATABASE_URL", "RELAY_DATABASE_URL", "JANITOR_DATABASE_URL", "KAFKA_BROKERS"}},
 		{"relay", []string{"RELAY_DATABASE_URL", "KAFKA_BROKERS"}},
 		{"billing", []string{"DATABASE_URL", "KAFKA_BROKERS"}},
+		{"balances", []string{"KAFKA_BROKERS"}},
 		{"janitor", []string{"JANITOR_DATABASE_URL", "KAFKA_BROKERS"}},
 		{"relay, janitor", []string{"RELAY_DATABASE_URL", "JANITOR_DATABASE_URL", "KAFKA_BROKERS"}},
 	} {
@@ -147,6 +148,21 @@ func TestLoadWorker(t *testing.T) {
 		}
 		_, err = config.LoadWorker(env(values))
 		requireFaults(t, err, "OUTBOX_RETENTION", "DEDUPE_WINDOW", "REPLAY_WINDOW", "IDEMPOTENCY_RETENTION")
+	})
+
+	t.Run("TakesRecordsToSkip", func(t *testing.T) {
+		t.Parallel()
+
+		values := map[string]string{"WORKER_ROLES": "balances", "KAFKA_BROKERS": "a:9092", "BALANCES_SKIP": "3:1234, 0:0"}
+		got, err := config.LoadWorker(env(values))
+		require.NoError(t, err)
+		require.Equal(t, []config.Record{{Partition: 3, Offset: 1234}, {}}, got.Skip)
+
+		for _, wrong := range []string{"3", "3:", ":4", "-1:4", "3:-4", "3:x", "3;4"} {
+			values["BALANCES_SKIP"] = wrong
+			_, err := config.LoadWorker(env(values))
+			requireFaults(t, err, "BALANCES_SKIP")
+		}
 	})
 
 	t.Run("RefusesARoleThatIsNone", func(t *testing.T) {

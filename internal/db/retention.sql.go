@@ -151,7 +151,7 @@ SELECT
   coalesce(wal_status, '')::text                                          AS wal_status,
   coalesce(invalidation_reason, '')::text                                 AS invalidation_reason,
   coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint AS retained_bytes,
-  coalesce(greatest(safe_wal_size, 0), -1)::bigint                        AS safe_bytes
+  coalesce(CASE WHEN safe_wal_size < 0 THEN 0 ELSE safe_wal_size END, -1)::bigint AS safe_bytes
 FROM pg_catalog.pg_replication_slots
 WHERE slot_name IN ($1::text, relay_debezium_slot($1::text))
 ORDER BY 1

@@ -391,8 +391,11 @@ func (c *Client) wait(ctx context.Context, done func(Status) (bool, error)) erro
 	}
 }
 
-// waitedFor describes a state that does not change.
+// waitedFor describes a state that stays.
 func (s Status) waitedFor() string {
+	if s.Connector == stateStopped && s.Task != "" {
+		return "the connector is STOPPED and has a task that is " + s.Task
+	}
 	if fault := s.Fault(); fault != "" {
 		return fault
 	}

@@ -95,7 +95,12 @@ var elsewhere = []string{
 // nothing that could be a password.
 func parseDatabaseURL(text string) (databaseAddress, error) {
 	const form = "give a URL like postgres://user:password@host:5432/name"
+	noHost := errors.New("it names no host before the database's name, as one with a Unix socket does not: " +
+		"Debezium connects over TCP only; " + form)
 	parsed, err := url.Parse(text)
+	if lower := strings.ToLower(text); err != nil && (strings.Contains(lower, "@%2f") || strings.Contains(lower, "//%2f")) {
+		return databaseAddress{}, noHost // libpq's way to write a socket's folder
+	}
 	if err != nil {
 		return databaseAddress{}, errors.New("it is not a URL (characters such as @ : / % in a password must be percent-encoded): " + form)
 	}
@@ -106,9 +111,8 @@ func parseDatabaseURL(text string) (databaseAddress, error) {
 	if err != nil {
 		return databaseAddress{}, errors.New("what follows its ? is not readable: " + form)
 	}
-	if query.Has("host") || parsed.Hostname() == "" || strings.HasPrefix(parsed.Hostname(), "/") {
-		return databaseAddress{}, errors.New("it names no host before the database's name, as one with a Unix socket does not: " +
-			"Debezium connects over TCP only; " + form)
+	if query.Has("host") || parsed.Hostname() == "" {
+		return databaseAddress{}, noHost
 	}
 	if strings.Contains(parsed.Host, ",") {
 		return databaseAddress{}, errors.New("it names several hosts: Debezium connects to one; " + form)

@@ -276,7 +276,6 @@ func TestIdleDatabase(t *testing.T) {
 	w := setup(t)
 	w.register(t)
 	other := pgtest.New(t).Pool(t, "")
-	t.Log(time.Now())
 	write := func(n int) {
 		t.Helper()
 		_, err := other.Exec(t.Context(), fmt.Sprintf("CREATE TABLE noise_%d AS SELECT repeat(md5(i::text), 10) FROM generate_series(1, 20000) AS i", n))
@@ -294,7 +293,6 @@ func TestIdleDatabase(t *testing.T) {
 				"SELECT confirmed_flush_lsn >= $2::pg_lsn FROM pg_replication_slots WHERE slot_name = $1", w.params.Slot, written).Scan(&confirmed)
 			return err == nil && confirmed
 		}, waiting, 100*time.Millisecond, "the slot is never confirmed past %s", written)
-		t.Log("confirmed", time.Now())
 	}
 
 	// What others say in the log is no event, and stops nothing.

@@ -31,6 +31,11 @@ type BrokerConfig struct {
 	// MaintainEvery is how often old records are dropped and compacted topics
 	// are compacted. 0 means once a minute.
 	MaintainEvery time.Duration
+	// Derived are topics that are written in transactions and can be made again
+	// from others. After an unclean stop they are emptied, since their
+	// transactions may be half visible: whoever keeps them finds them empty and
+	// begins anew.
+	Derived []string
 
 	// Ready is called once with the address clients connect to.
 	Ready func(addr string)
@@ -74,7 +79,12 @@ func RunBroker(ctx context.Context, config BrokerConfig) error {
 		}
 		return fmt.Errorf("start broker: %w", err)
 	}
-	err = ensureTopics(cluster, config)
+	if unclean {
+		err = emptyDerived(cluster, config)
+	}
+	if err == nil {
+		err = ensureTopics(cluster, config)
+	}
 	if err == nil {
 		if config.Ready != nil {
 			config.Ready(cluster.ListenAddrs()[0])
@@ -145,6 +155,31 @@ func ensureTopics(cluster *kfake.Cluster, config BrokerConfig) error {
 		}
 		if err := cluster.CreateTopic(topic.Name, topic.Partitions, topic.Configs); err != nil {
 			return fmt.Errorf("create topic %s: %w", topic.Name, err)
+		}
+	}
+	return nil
+}
+
+// emptyDerived makes the derived topics that are there anew.
+func emptyDerived(cluster *kfake.Cluster, config BrokerConfig) error {
+	for _, name := range config.Derived {
+		info := cluster.TopicInfo(name)
+		if info == nil {
+			continue
+		}
+		partitions := len(cluster.PartitionInfos(name))
+		settings := make(map[string]string)
+		for key, value := range info.Configs {
+			if value != nil {
+				settings[key] = *value
+			}
+		}
+		config.Logf.printf("topic %s is emptied and will be rebuilt, since its transactions may be half visible", name)
+		if err := cluster.DeleteTopic(name); err != nil {
+			return fmt.Errorf("empty topic %s: %w", name, err)
+		}
+		if err := cluster.CreateTopic(name, int32(partitions), settings); err != nil {
+			return fmt.Errorf("make topic %s again: %w", name, err)
 		}
 	}
 	return nil

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/onceledger/onceledger/deploy"
 )
 
 // superuser is the role initdb makes; its password is random and stays in the
@@ -35,9 +37,11 @@ type PostgresConfig struct {
 	// Port to listen on. 0 means the one of last time, or a free one; then a
 	// taken port is replaced by another.
 	Port int
-	// ReplicationSlots is the number of slots, and of walsenders. 0 means 20.
+	// ReplicationSlots is the number of slots, and of walsenders. 0 means that of
+	// deploy/postgres/postgresql.conf.
 	ReplicationSlots int
-	// Settings are further server settings, such as {"fsync": "off"}.
+	// Settings are further server settings, over those of
+	// deploy/postgres/postgresql.conf, such as {"fsync": "off"}.
 	Settings map[string]string
 
 	Logf Logf
@@ -94,6 +98,10 @@ func startPostgresAs(ctx context.Context, who identity, config PostgresConfig) (
 	}
 	if err := server.makeCluster(ctx); err != nil {
 		return nil, err
+	}
+	// In the data folder, which only the server's identity may enter.
+	if err := os.WriteFile(server.settingsFile(), deploy.PostgresSettings, 0o644); err != nil {
+		return nil, fmt.Errorf("write the server's settings: %w", err)
 	}
 	if err := server.who.own(server.dataDir()); err != nil {
 		return nil, err
@@ -164,6 +172,7 @@ func (p *Postgres) stopProcess(ctx context.Context) error {
 
 func (p *Postgres) dataDir() string      { return filepath.Join(p.config.Dir, "data") }
 func (p *Postgres) portFile() string     { return filepath.Join(p.config.Dir, "port") }
+func (p *Postgres) settingsFile() string { return filepath.Join(p.dataDir(), "onceledger.conf") }
 func (p *Postgres) passwordFile() string { return filepath.Join(p.config.Dir, "password") }
 
 // loadPassword reads the superuser's password, making one for a new folder.
@@ -313,16 +322,16 @@ func (p *Postgres) startOnce(ctx context.Context) (said string, err error) {
 }
 
 func (p *Postgres) arguments() []string {
-	slots := strconv.Itoa(max(p.config.ReplicationSlots, 20))
 	settings := map[string]string{
+		"config_file":             p.settingsFile(),
 		"port":                    strconv.Itoa(p.port),
 		"listen_addresses":        "127.0.0.1",
 		"unix_socket_directories": "", // nothing to leave behind in /tmp after a kill
-		"wal_level":               "logical",
-		"max_wal_senders":         slots,
-		"max_replication_slots":   slots,
-		"wal_sender_timeout":      "5s", // a dead relay's slot is free for the next one soon
 		"log_line_prefix":         "%m [%p] %q%u@%d ",
+	}
+	if p.config.ReplicationSlots > 0 {
+		slots := strconv.Itoa(p.config.ReplicationSlots)
+		settings["max_wal_senders"], settings["max_replication_slots"] = slots, slots
 	}
 	maps.Copy(settings, p.config.Settings)
 

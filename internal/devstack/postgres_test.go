@@ -15,6 +15,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+
+	"github.com/onceledger/onceledger/deploy"
 )
 
 func TestPostgres(t *testing.T) {
@@ -44,11 +46,18 @@ func TestPostgres(t *testing.T) {
 		for setting, want := range map[string]string{
 			"wal_level": "logical", "max_replication_slots": "33", "max_wal_senders": "33", "wal_sender_timeout": "5s",
 			"listen_addresses": "127.0.0.1", "data_checksums": "on", "password_encryption": "scram-sha-256", "fsync": "off",
+			"max_slot_wal_keep_size": "4GB", "idle_replication_slot_timeout": "1d", "TimeZone": "UTC",
 		} {
 			var got string
 			require.NoError(t, conn.QueryRow(t.Context(), "SELECT current_setting($1)", setting).Scan(&got))
 			require.Equal(t, want, got, setting)
 		}
+		var fault, file string
+		require.NoError(t, conn.QueryRow(t.Context(),
+			"SELECT coalesce(string_agg(name || ': ' || error, '; '), ''), pg_read_file(current_setting('config_file')) FROM pg_file_settings WHERE error IS NOT NULL").
+			Scan(&fault, &file))
+		require.Empty(t, fault)
+		require.Equal(t, string(deploy.PostgresSettings), file, "the file that docker-compose.yml mounts")
 		var locale string
 		require.NoError(t, conn.QueryRow(t.Context(),
 			"SELECT datlocprovider::text || datlocale FROM pg_database WHERE datname = 'template1'").Scan(&locale))

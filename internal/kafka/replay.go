@@ -127,6 +127,27 @@ func (r *replay) describe() string {
 	return "restoring state"
 }
 
+// checkPartitions refuses topics in which a partition has no place for its state.
+func (t *Transactor) checkPartitions(ctx context.Context) error {
+	return withAdmin(t.config.Brokers, func(admin *kafka.AdminClient) error {
+		specs := []TopicSpec{{Name: t.source}}
+		for _, topic := range t.config.State {
+			specs = append(specs, TopicSpec{Name: topic})
+		}
+		counts, err := countPartitions(ctx, admin, specs)
+		if err != nil {
+			return err
+		}
+		for _, topic := range t.config.State {
+			if counts[topic] < counts[t.source] {
+				return fmt.Errorf("topic %[1]s has %[2]d partitions and %[3]s has %[4]d: give it as many with "+
+					"kafka-topics.sh --alter --topic %[1]s --partitions %[4]d", topic, counts[topic], t.source, counts[t.source])
+			}
+		}
+		return nil
+	})
+}
+
 // ReadTopic gives use every committed record of a topic, in the order of its
 // partitions, up to where the topic ends at the moment of the call.
 func ReadTopic(ctx context.Context, brokers, topic string, use func(event.Record) error) error {
@@ -215,6 +236,9 @@ func (t *Transactor) openLoader(ctx context.Context, m *member, partitions []int
 	// The offsets before the state. Kafka does not answer while a transaction
 	// that would move them is undecided, so afterwards none of an earlier owner
 	// can be committed any more, and what was committed is below the end.
+	if err := t.checkPartitions(ctx); err != nil {
+		return nil, err
+	}
 	committed, err := m.client.Committed(wanted, int(patience/time.Millisecond))
 	if err != nil {
 		return nil, fmt.Errorf("read offsets of group %s: %w", t.config.Group, err)

@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/onceledger/onceledger/internal/event"
+	"github.com/onceledger/onceledger/internal/kafka"
 	"github.com/onceledger/onceledger/internal/kafkatest"
 	"github.com/onceledger/onceledger/internal/pgtest"
 	"github.com/onceledger/onceledger/internal/tenants"
@@ -57,8 +57,8 @@ func New(t testing.TB, partitions ...int32) *Stack {
 		}
 	})
 	count := append(partitions, Partitions)[0]
-	for _, topic := range []string{event.OrderEvents, event.BillingEvents} {
-		require.NoError(t, s.Broker.CreateTopic(topic, count, nil))
+	for _, topic := range kafka.ServiceTopics(int(count), 1) {
+		require.NoError(t, s.Broker.CreateTopic(topic.Name, count, topic.Config))
 	}
 	key, err := tenants.CreateKey(t.Context(), s.Owner, "acme", "test")
 	require.NoError(t, err)
@@ -90,6 +90,7 @@ func (s *Stack) WorkerEnv(name, roles string) []string {
 	needs := map[string][]string{
 		"billing": {"DATABASE_URL=" + s.Database.URL("worker"), "KAFKA_BROKERS=" + s.Broker.Brokers()},
 		"relay":   {"RELAY_DATABASE_URL=" + s.Database.URL("relay"), "KAFKA_BROKERS=" + s.Broker.Brokers()},
+		"balances": {"KAFKA_BROKERS=" + s.Broker.Brokers()},
 		"janitor": {"JANITOR_DATABASE_URL=" + s.Database.URL("janitor"), "KAFKA_BROKERS=" + s.Broker.Brokers()},
 	}
 	env := []string{"WORKER_ROLES=" + roles, "WORKER_ID=" + name, "WORKER_ADDR=127.0.0.1:0"}
@@ -100,7 +101,7 @@ func (s *Stack) WorkerEnv(name, roles string) []string {
 }
 
 // AllRoles are those of a worker that does everything.
-const AllRoles = "relay,billing,janitor"
+const AllRoles = "relay,billing,balances,janitor"
 
 // StartAll starts processes and waits until all are ready.
 func StartAll(t testing.TB, processes ...*Process) {
