@@ -18,7 +18,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -119,11 +118,11 @@ func run(ctx context.Context, rate, seconds int, bin string) error {
 		return err
 	}
 
-	if err := b.load(ctx, rate, 5); err != nil { // caches, connections, statements
+	if err := stack.AtRate(ctx, rate, 5, b.order); err != nil { // caches, connections, statements
 		return err
 	}
 	from := time.Now()
-	if err := b.load(ctx, rate, seconds); err != nil {
+	if err := stack.AtRate(ctx, rate, seconds, b.order); err != nil {
 		return err
 	}
 	if err := settled(ctx, owner); err != nil {
@@ -199,31 +198,9 @@ func (b *bench) ready(ctx context.Context, port int) error {
 	}
 }
 
-// load begins an order every 1/rate seconds, whatever became of those before.
-func (b *bench) load(ctx context.Context, rate, seconds int) error {
-	var group sync.WaitGroup
-	faults := make(chan error, rate*seconds)
-	ticker := time.NewTicker(time.Second / time.Duration(rate))
-	defer ticker.Stop()
-	for range rate * seconds {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
-		}
-		group.Go(func() {
-			if err := b.order(ctx); err != nil {
-				faults <- err
-			}
-		})
-	}
-	group.Wait()
-	close(faults)
-	return <-faults
-}
-
 var idForm = regexp.MustCompile(`"id":"([0-9a-f-]{36})"`)
 
+// order places an order and pays for it.
 func (b *bench) order(ctx context.Context) error {
 	created, err := b.post(ctx, "/v1/orders", `{"customer_id":"c-42","customer_email":"a@example.com","currency":"EUR",`+
 		`"lines":[{"sku":"book","description":"A book","quantity":2,"unit_amount":1250,"tax_rate":"0.19"}]}`)

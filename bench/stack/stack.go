@@ -1,6 +1,6 @@
 // Package stack starts what a benchmark measures on: a Postgres that really
-// syncs to disk, and a broker in a process of its own. Both live in a temporary
-// folder and end with the benchmark.
+// syncs to disk, and a broker in a process of its own, the embedded one or Apache
+// Kafka. Both live in a temporary folder and end with the benchmark.
 package stack
 
 import (
@@ -37,8 +37,13 @@ type Stack struct {
 	Broker   int // process id
 }
 
-// Start starts a stack and returns what stops it and removes its folder.
+// Start starts a stack with the embedded broker and returns what stops it and
+// removes its folder.
 func Start(ctx context.Context) (*Stack, func(), error) {
+	return start(ctx, (*Stack).startBroker)
+}
+
+func start(ctx context.Context, broker func(*Stack, context.Context, *[]func()) error) (*Stack, func(), error) {
 	dir, err := os.MkdirTemp("", "onceledger-bench-")
 	if err != nil {
 		return nil, nil, err
@@ -51,15 +56,20 @@ func Start(ctx context.Context) (*Stack, func(), error) {
 		}
 		_ = os.RemoveAll(dir)
 	}
-	if err := s.start(ctx, &stops); err != nil {
+	if err := errors.Join(broker(s, ctx, &stops), ctx.Err()); err != nil {
+		stop()
+		return nil, nil, err
+	}
+	if err := s.startPostgres(ctx, &stops); err != nil {
 		stop()
 		return nil, nil, err
 	}
 	return s, stop, nil
 }
 
-func (s *Stack) start(ctx context.Context, stops *[]func()) error {
-	say := func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+func say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+
+func (s *Stack) startPostgres(ctx context.Context, stops *[]func()) error {
 	binaries, err := devstack.FindPostgres(ctx, devstack.BinariesConfig{
 		BinDir: os.Getenv("ONCELEDGER_POSTGRES_BIN"), FallbackDir: s.Dir, Logf: say,
 	})
@@ -76,11 +86,11 @@ func (s *Stack) start(ctx context.Context, stops *[]func()) error {
 		return err
 	}
 	*stops = append(*stops, func() { _ = s.Postgres.Stop(context.WithoutCancel(ctx)) })
-	return s.startBroker(stops)
+	return nil
 }
 
 // startBroker runs this program again as the broker (see BeBroker).
-func (s *Stack) startBroker(stops *[]func()) error {
+func (s *Stack) startBroker(_ context.Context, stops *[]func()) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -182,6 +192,11 @@ func CPU(pid int) float64 {
 	user, _ := strconv.ParseFloat(fields[11], 64)
 	system, _ := strconv.ParseFloat(fields[12], 64)
 	return (user + system) / 100
+}
+
+// ForgetRSS lets RSS begin again from what the process holds now.
+func ForgetRSS(pid int) error {
+	return os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)
 }
 
 // RSS is the most memory that a process has held so far, in bytes.

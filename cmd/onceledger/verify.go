@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/onceledger/onceledger/internal/balances"
 	"github.com/onceledger/onceledger/internal/billing"
 	"github.com/onceledger/onceledger/internal/event"
 	"github.com/onceledger/onceledger/internal/kafka"
@@ -44,9 +45,10 @@ could not find out.
 Environment:
   DATABASE_URL     the database, with the login onceledger_verify. Unset: the one
                    that "onceledger up" runs
-  KAFKA_BROKERS    asked how far billing is, where DATABASE_URL is set. Unset: a
-                   missing effect counts as in flight unless the database alone
-                   shows that it is lost
+  KAFKA_BROKERS    asked how far billing is, and for the balances on the topic
+                   ledger.balances, where DATABASE_URL is set. Unset: a missing
+                   effect counts as in flight unless the database alone shows that
+                   it is lost, and those balances are not compared
   ONCELEDGER_HOME  the folder of "onceledger up" (.onceledger)
 `,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -103,7 +105,19 @@ func runVerify(cmd *cobra.Command, wait time.Duration) (*verify.Report, error) {
 	config := verify.Config{DB: pool, Wait: wait}
 	if brokers != "" {
 		config.Lag = func(ctx context.Context) (committed, end map[int32]int64, err error) {
-			return kafka.GroupLag(ctx, brokers, billing.Consumer, event.OrderEvents)
+			return kafka.GroupProgress(ctx, brokers, billing.Consumer, event.OrderEvents)
+		}
+		config.Topic = &verify.Topic{
+			Behind: func(ctx context.Context) (int64, error) {
+				return kafka.Behind(ctx, brokers, balances.Group, event.BillingEvents)
+			},
+			Read: func(ctx context.Context) (balances.Totals, error) {
+				ctx, cancel := context.WithTimeout(ctx, time.Minute)
+				defer cancel()
+				return balances.Collect(func(use func(event.Record) error) error {
+					return kafka.ReadTopic(ctx, brokers, event.LedgerBalances, use)
+				})
+			},
 		}
 	}
 	if stderr := cmd.ErrOrStderr(); stderr == os.Stderr && term.IsTerminal(int(os.Stderr.Fd())) {

@@ -131,14 +131,16 @@ SELECT pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots 
 SELECT relay_debezium_slot(@slot_name)::text AS slot;
 
 -- OutboxListUnseen names the events that are visible now and were not in a
--- snapshot, and what is visible now, as a snapshot: both of one moment.
+-- snapshot, and what is visible now, as a snapshot: both of one moment. What
+-- NOT pg_visible_in_snapshot() says is said in a form that an index answers: all
+-- rows since the oldest open transaction would be looked at otherwise.
 -- name: OutboxListUnseen :one
 SELECT
   pg_current_snapshot()::text AS snapshot,
   coalesce(array_agg(id ORDER BY aggregate_version, id), '{}')::uuid[] AS ids
 FROM outbox_events
-WHERE tx_id >= pg_snapshot_xmin(sqlc.arg(seen)::text::pg_snapshot)
-  AND NOT pg_visible_in_snapshot(tx_id, sqlc.arg(seen)::text::pg_snapshot);
+WHERE tx_id >= pg_snapshot_xmax(sqlc.arg(seen)::text::pg_snapshot)
+   OR tx_id = ANY (ARRAY(SELECT pg_snapshot_xip(sqlc.arg(seen)::text::pg_snapshot)));
 
 -- RelayStatusSet says what the relay is doing, unless it says so already.
 -- name: RelayStatusSet :exec

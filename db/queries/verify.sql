@@ -181,3 +181,15 @@ WHERE NOT EXISTS (
   SELECT FROM ledger_entries
   WHERE ledger_entries.tenant_id = ledger_lines.tenant_id AND ledger_entries.event_id = ledger_lines.event_id)
 LIMIT @at_most;
+
+-- VerifyLedgerBalances sums all lines of each account: debits less credits. It is
+-- one statement, so all sums are of one moment; it reads the whole ledger.
+-- name: VerifyLedgerBalances :many
+SELECT moved.tenant_id::uuid AS tenant_id, moved.account::text AS account, moved.currency::text AS currency,
+       sum(moved.amount)::text AS balance_minor
+FROM (
+  SELECT tenant_id, debit_account AS account, currency, amount_minor AS amount FROM ledger_lines
+  UNION ALL
+  SELECT tenant_id, credit_account AS account, currency, -amount_minor AS amount FROM ledger_lines
+) AS moved
+GROUP BY moved.tenant_id, moved.account, moved.currency;

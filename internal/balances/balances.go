@@ -265,7 +265,13 @@ func (s *Stage) Process(batch []event.Record) (transact.Output, error) {
 			c = newChange(p)
 			changes[record.Partition] = c
 		}
-		if err := s.apply(c, record); err != nil {
+		err := s.apply(c, record)
+		if err != nil && s.config.Skip[Place{record.Partition, record.Offset}] {
+			c.outcomes["skipped"]++
+			c.notes = append(c.notes, fmt.Sprintf("record left out as BALANCES_SKIP says: partition %d, offset %d: %v", record.Partition, record.Offset, err))
+			err = nil
+		}
+		if err != nil {
 			output.Stops[record.Partition] = transact.Stop{Offset: record.Offset, Reason: fmt.Sprintf(
 				"%v; a build that understands it goes on, or BALANCES_SKIP=%d:%d leaves it out", err, record.Partition, record.Offset)}
 			continue
@@ -305,20 +311,15 @@ func (s *Stage) apply(c *change, record event.Record) error {
 		c.outcomes["no-event"]++
 		return nil
 	case err != nil:
-		if s.config.Skip[Place{record.Partition, record.Offset}] {
-			c.outcomes["skipped"]++
-			c.notes = append(c.notes, fmt.Sprintf("record left out as BALANCES_SKIP says: partition %d, offset %d: %v", record.Partition, record.Offset, err))
-			return nil
-		}
 		return err
-	}
-	if d.happened.After(time.Now().Add(24 * time.Hour)) {
+	case d.happened.After(time.Now().Add(24 * time.Hour)):
 		return fmt.Errorf("event %s is from the future", d.ID) // it would make all orders old
 	}
-	if d.happened.After(c.position.Clock) {
-		c.position.Clock = d.happened
+	clock := c.position.Clock
+	if d.happened.After(clock) {
+		clock = d.happened
 	}
-	oldest := c.position.Clock.Add(-s.config.Window)
+	oldest := clock.Add(-s.config.Window)
 	known, isKnown := c.order(d.order())
 	version := d.AggregateVersion
 	switch {
@@ -331,10 +332,6 @@ func (s *Stage) apply(c *change, record event.Record) error {
 		known.Missing = slices.Delete(slices.Clone(known.Missing), at, at+1)
 		c.outcomes["late"]++
 	case !isKnown && d.happened.Before(oldest):
-		if s.config.Skip[Place{record.Partition, record.Offset}] {
-			c.outcomes["skipped"]++
-			return nil
-		}
 		return fmt.Errorf("event %s is older than orders are remembered (%s), so it could be a repeat", d.ID, s.config.Window)
 	case !isKnown && version > 1 && d.paid.Before(oldest):
 		known.Last = version // forgotten since
@@ -353,6 +350,7 @@ func (s *Stage) apply(c *change, record event.Record) error {
 	if d.happened.After(known.At) {
 		known.At = d.happened
 	}
+	c.position.Clock = clock
 	c.outcomes["applied"]++
 	c.remember(d.order(), known)
 	c.post(d, record.Offset)

@@ -34,8 +34,6 @@ const (
 // with what the ledger has of them: the very entries that billing would post.
 type world struct {
 	brokers string
-	produce func(t testing.TB, topic string, records ...kafkatest.Record)
-
 	random  *rand.Rand
 	tenants []uuid.UUID
 	orders  []order

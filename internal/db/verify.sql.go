@@ -192,6 +192,51 @@ func (q *Queries) VerifyKeyList(ctx context.Context, db DBTX, afterTenant uuid.U
 	return items, nil
 }
 
+const verifyLedgerBalances = `-- name: VerifyLedgerBalances :many
+SELECT moved.tenant_id::uuid AS tenant_id, moved.account::text AS account, moved.currency::text AS currency,
+       sum(moved.amount)::text AS balance_minor
+FROM (
+  SELECT tenant_id, debit_account AS account, currency, amount_minor AS amount FROM ledger_lines
+  UNION ALL
+  SELECT tenant_id, credit_account AS account, currency, -amount_minor AS amount FROM ledger_lines
+) AS moved
+GROUP BY moved.tenant_id, moved.account, moved.currency
+`
+
+type VerifyLedgerBalancesRow struct {
+	TenantID     uuid.UUID
+	Account      string
+	Currency     string
+	BalanceMinor string
+}
+
+// VerifyLedgerBalances sums all lines of each account: debits less credits. It is
+// one statement, so all sums are of one moment; it reads the whole ledger.
+func (q *Queries) VerifyLedgerBalances(ctx context.Context, db DBTX) ([]VerifyLedgerBalancesRow, error) {
+	rows, err := db.Query(ctx, verifyLedgerBalances)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []VerifyLedgerBalancesRow
+	for rows.Next() {
+		var i VerifyLedgerBalancesRow
+		if err := rows.Scan(
+			&i.TenantID,
+			&i.Account,
+			&i.Currency,
+			&i.BalanceMinor,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const verifyMark = `-- name: VerifyMark :one
 SELECT
   pg_current_wal_flush_lsn()::pg_lsn                          AS lsn,

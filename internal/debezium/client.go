@@ -168,7 +168,7 @@ func reason(trace string) string {
 //
 // A connector that is not there, or that a Register or Remove left half-done
 // (STOPPED), starts without a memory of where it once was, whatever Connect has
-// kept. One that is there gets the configuration, is started if it was paused or
+// kept, or with Params.From for its memory. One that is there gets the configuration, is started if it was paused or
 // has failed, and goes on from where it is; Since is then for the case that it
 // finds its slot gone.
 func (c *Client) Register(ctx context.Context, params Params) error {
@@ -178,13 +178,13 @@ func (c *Client) Register(ctx context.Context, params Params) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.config.Wait)
 	defer cancel()
-	if err := c.register(ctx, config); err != nil {
+	if err := c.register(ctx, config, params.From); err != nil {
 		return fmt.Errorf("register connector %s: %w", c.config.Connector, redact(err, password))
 	}
 	return nil
 }
 
-func (c *Client) register(ctx context.Context, config map[string]string) error {
+func (c *Client) register(ctx context.Context, config map[string]string, from uint64) error {
 	if err := c.validate(ctx, config); err != nil {
 		return err
 	}
@@ -193,7 +193,7 @@ func (c *Client) register(ctx context.Context, config map[string]string) error {
 		return err
 	}
 	if !exists || before.Connector == stateStopped {
-		err = c.startAnew(ctx, config, !exists)
+		err = c.startAnew(ctx, config, from, !exists)
 	} else {
 		err = c.carryOn(ctx, config)
 	}
@@ -276,7 +276,7 @@ func (c *Client) find(ctx context.Context) (exists bool, status Status, err erro
 
 // startAnew lets the connector exist before it runs, for only then can what
 // Connect has kept of an earlier one be deleted.
-func (c *Client) startAnew(ctx context.Context, config map[string]string, create bool) error {
+func (c *Client) startAnew(ctx context.Context, config map[string]string, from uint64, create bool) error {
 	err := c.try(ctx, func() error {
 		if create {
 			err := c.do(ctx, http.MethodPost, "/connectors",
@@ -295,7 +295,25 @@ func (c *Client) startAnew(ctx context.Context, config map[string]string, create
 	if err := c.forgetOffsets(ctx); err != nil {
 		return err
 	}
+	if from != 0 {
+		err := c.try(ctx, func() error {
+			return c.do(ctx, http.MethodPatch, c.path("/offsets"), startingAt(config["topic.prefix"], from), nil)
+		})
+		if err != nil {
+			return err
+		}
+	}
 	return c.try(ctx, func() error { return c.do(ctx, http.MethodPut, c.path("/resume"), nil, nil) })
+}
+
+// startingAt is what a connector stores that has read the log up to a position
+// and nothing yet from there on.
+func startingAt(topicPrefix string, lsn uint64) any {
+	type object map[string]any
+	return object{"offsets": []object{{
+		"partition": object{"server": topicPrefix},
+		"offset":    object{"lsn": lsn, "txId": 0, "ts_usec": 0},
+	}}}
 }
 
 func (c *Client) carryOn(ctx context.Context, config map[string]string) error {

@@ -21,7 +21,7 @@ type Params struct {
 	// DatabaseURL is the login of the relay's role as Connect reaches the
 	// server, with sslmode if it is not "prefer".
 	DatabaseURL string
-	// Slot is made by the connector if it is not there.
+	// Slot is made by the connector if it is not there, unless From is set.
 	Slot string
 	// Publication must be there.
 	Publication string
@@ -29,6 +29,15 @@ type Params struct {
 	// outbox already, those with a tx_id of Since or more. Another relay has
 	// delivered the others.
 	Since uint64
+	// From is the position (confirmed_flush_lsn) of a slot that was made for the
+	// connector: it begins there, and without reading the table. Whoever made the
+	// slot saw to it that all that is not in the log from there on is delivered. 0
+	// means that the connector makes the slot and reads the table as of then.
+	//
+	// It must not be 0 when the slot is there: Debezium then reads the table as of
+	// one moment and the log as of a later one, and publishes nothing of what was
+	// being committed in between.
+	From uint64
 	// TopicPrefix is DefaultTopicPrefix when it is "".
 	TopicPrefix string
 }

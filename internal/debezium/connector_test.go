@@ -220,6 +220,47 @@ func idOfDay(t *testing.T, at time.Time) uuid.UUID {
 	return id
 }
 
+// TestFrom: a slot that is there already is read from its position on, without a
+// snapshot, and with what was being committed when the connector began. Such a
+// commit, which is in the log and to be seen by nobody, is held there by a replica
+// that never answers.
+func TestFrom(t *testing.T) {
+	t.Parallel()
+
+	w := setupOn(t, pgtest.Server(t).New(t))
+	exec := func(sql string) {
+		t.Helper()
+		_, err := w.pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	w.commit(t, w.events(t, 2)...) // delivered by another relay
+	require.NoError(t, w.pool.QueryRow(t.Context(),
+		"SELECT (lsn - '0/0')::bigint FROM pg_create_logical_replication_slot($1, 'pgoutput')", w.params.Slot).Scan(&w.params.From))
+	before := w.events(t, 2)
+	w.commit(t, before...)
+	exec("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+	exec("SELECT pg_reload_conf()")
+	held := w.events(t, 2)
+	committed := make(chan struct{})
+	go func() {
+		defer close(committed)
+		w.commit(t, held...)
+	}()
+	require.Eventually(t, func() bool {
+		var waits bool
+		err := w.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')").Scan(&waits)
+		return err == nil && waits
+	}, waiting, 20*time.Millisecond)
+
+	w.register(t)
+	exec("ALTER SYSTEM RESET synchronous_standby_names")
+	exec("SELECT pg_reload_conf()")
+	<-committed
+	after := w.events(t, 2)
+	w.commit(t, after...)
+	require.ElementsMatch(t, ids(slices.Concat(before, held, after)), recordIDs(w.receiveAll(t)))
+}
+
 // TestPartitions: a partition that is attached under way is read as the others
 // are, and one that goes takes with it only what is written to it afterwards.
 func TestPartitions(t *testing.T) {

@@ -2,8 +2,10 @@ package debezium
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 )
 
 // Stop stops the connector and waits until it has. What it has published stays
@@ -24,12 +26,16 @@ func (c *Client) Stop(ctx context.Context) error {
 }
 
 // PastSnapshot reports whether the connector has published what its snapshot
-// showed, so that all that is left is in the log. Unless Connect says so it is
-// not.
-func (c *Client) PastSnapshot(ctx context.Context) (bool, error) {
+// showed, so that all that is left is in the log from confirmed on, which is what
+// its slot is confirmed to. Unless Connect says so it is not.
+//
+// A connector whose slot was lost makes another and takes a new snapshot, and
+// until that is published Connect still tells of the position before. That one
+// lies behind what a new slot begins with.
+func (c *Client) PastSnapshot(ctx context.Context, confirmed uint64) (bool, error) {
 	var answer struct {
 		Offsets []struct {
-			Offset map[string]any `json:"offset"`
+			Offset map[string]json.RawMessage `json:"offset"`
 		} `json:"offsets"`
 	}
 	err := c.do(ctx, http.MethodGet, c.path("/offsets"), nil, &answer)
@@ -40,10 +46,12 @@ func (c *Client) PastSnapshot(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("read how far connector %s is: %w", c.config.Connector, err)
 	}
 	for _, partition := range answer.Offsets {
-		if _, streamed := partition.Offset["lsn"]; !streamed {
+		// While a snapshot is under way, its kind stands there.
+		if _, under := partition.Offset["snapshot"]; under {
 			continue
 		}
-		if _, snapshot := partition.Offset["snapshot"]; !snapshot || partition.Offset["snapshot_completed"] == true {
+		reached, err := strconv.ParseUint(string(partition.Offset["lsn"]), 10, 64)
+		if err == nil && reached >= confirmed {
 			return true, nil
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
 )
 
 // Topic is a topic the broker makes if it is missing.
@@ -109,6 +111,7 @@ func openCluster(ctx context.Context, config BrokerConfig) (*kfake.Cluster, erro
 			kfake.ClusterID("onceledger"),
 			kfake.DataDir(filepath.Join(config.Dir, "data")),
 			kfake.SyncWrites(),
+			kfake.MaxVersions(BrokerVersions()),
 			kfake.WithLogger(brokerLog{config.Logf}),
 		)
 	}
@@ -140,6 +143,16 @@ func openCluster(ctx context.Context, config BrokerConfig) (*kfake.Cluster, erro
 		config.Logf.printf("port %d is taken, choosing another for the broker", port)
 		port = 0
 	}
+}
+
+// BrokerVersions is what the embedded broker says it understands: what Apache Kafka 4.2
+// does, without two things it answers so that Java clients, and with them Kafka
+// Connect, fail. Where these are not on offer, clients use what was there before.
+func BrokerVersions() *kversion.Versions {
+	versions := kversion.V4_2_0()
+	versions.SetMaxKeyVersion(kmsg.CreateTopics.Int16(), 4)             // from 5 on with settings of no source
+	versions.SetMaxKeyVersion(kmsg.DescribeTopicPartitions.Int16(), -1) // with null where a list must be
+	return versions
 }
 
 // ensureTopics makes the missing topics. The partitions of one that is there

@@ -100,7 +100,7 @@ func startPostgresAs(ctx context.Context, who identity, config PostgresConfig) (
 		return nil, err
 	}
 	// In the data folder, which only the server's identity may enter.
-	if err := os.WriteFile(server.settingsFile(), deploy.PostgresSettings, 0o644); err != nil {
+	if err := os.WriteFile(server.settingsFile(), deploy.PostgresSettings, 0o600); err != nil {
 		return nil, fmt.Errorf("write the server's settings: %w", err)
 	}
 	if err := server.who.own(server.dataDir()); err != nil {

@@ -261,32 +261,49 @@ func (t *Transactor) openLoader(ctx context.Context, m *member, partitions []int
 	return l, err
 }
 
-// Behind is how many offsets a group has not committed of a topic, for a reader
-// of committed records. Offsets that no record is behind, such as the markers of
-// transactions at the end of a partition, do not count.
-func Behind(ctx context.Context, brokers, group, topic string) (int64, error) {
-	committed, ends, err := GroupLag(ctx, brokers, group, topic)
+// GroupProgress is how far a group has come in each partition of a topic, and
+// where each partition ends, records of open transactions included: whoever asks
+// whether the group has read what is there must not take for the end what a
+// transaction that hangs holds up. A group that has read every record counts as
+// being at the end, though only markers of transactions may lie there.
+func GroupProgress(ctx context.Context, brokers, group, topic string) (reached, end map[int32]int64, err error) {
+	reached, stable, err := GroupLag(ctx, brokers, group, topic)
 	if err != nil {
-		return 0, err
+		return nil, nil, err
 	}
-	var behind int64
-	for partition, end := range ends {
-		from, known := committed[partition]
-		if !known {
-			from = 0
-		}
-		if from >= end {
+	var places []place
+	for partition := range stable {
+		places = append(places, place{topic, partition})
+	}
+	ends, err := listOffsets(ctx, brokers, places, kafka.LatestOffsetSpec, kafka.IsolationLevelReadUncommitted)
+	if err != nil {
+		return nil, nil, err
+	}
+	end = make(map[int32]int64)
+	for at, offset := range ends {
+		end[at.partition] = offset
+		if reached[at.partition] >= offset || stable[at.partition] < offset {
 			continue
 		}
-		holds, err := holdsRecord(ctx, brokers, place{topic, partition}, from, end)
+		holds, err := holdsRecord(ctx, brokers, at, reached[at.partition], offset)
 		if err != nil {
-			return 0, err
+			return nil, nil, err
 		}
-		if holds {
-			behind += end - from
+		if !holds {
+			reached[at.partition] = offset
 		}
 	}
-	return behind, nil
+	return reached, end, nil
+}
+
+// Behind is how many offsets a group has not come to in a topic.
+func Behind(ctx context.Context, brokers, group, topic string) (int64, error) {
+	reached, end, err := GroupProgress(ctx, brokers, group, topic)
+	var behind int64
+	for partition, end := range end {
+		behind += max(0, end-reached[partition])
+	}
+	return behind, err
 }
 
 // holdsRecord tells whether a committed record lies between two offsets.
@@ -300,7 +317,7 @@ func holdsRecord(ctx context.Context, brokers string, at place, from, end int64)
 	if err != nil {
 		return false, fmt.Errorf("read %s[%d]: %w", at.topic, at.partition, err)
 	}
-	for ctx.Err() == nil {
+	for until := time.Now().Add(patience); ctx.Err() == nil && time.Now().Before(until); {
 		switch e := client.Poll(int(tick / time.Millisecond)).(type) {
 		case *kafka.Message:
 			if err := e.TopicPartition.Error; err != nil {
@@ -313,5 +330,5 @@ func holdsRecord(ctx context.Context, brokers string, at place, from, end int64)
 			}
 		}
 	}
-	return false, fmt.Errorf("read %s[%d]: %w", at.topic, at.partition, ctx.Err())
+	return false, fmt.Errorf("read %s[%d]: no answer in time", at.topic, at.partition)
 }

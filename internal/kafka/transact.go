@@ -101,11 +101,17 @@ func NewTransactor(config TransactorConfig, stage transact.Stage) (*Transactor, 
 // is open is committed or aborted.
 func (t *Transactor) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	var watching sync.WaitGroup
-	watching.Go(func() { t.watch(ctx) })
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		t.watch(ctx)
+	}()
 	defer func() {
 		cancel()
-		watching.Wait()
+		select {
+		case <-watching:
+		case <-time.After(patience): // nobody answers it
+		}
 		t.closeLoader()
 		t.dropWriter()
 	}()

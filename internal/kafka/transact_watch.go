@@ -88,7 +88,9 @@ func (t *Transactor) watch(ctx context.Context) {
 }
 
 func (t *Transactor) look(ctx context.Context, admin *kafka.AdminClient, seen map[place]stability) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	// What is asked is seen through: the client library was seen to crash when it
+	// was closed with a question open. It gives up by itself before this.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
 	var specs []TopicSpec
 	for _, topics := range [][]string{t.config.Topics, t.config.State, t.config.Watch} {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceledger/onceledger/internal/crash"
 	"github.com/onceledger/onceledger/internal/db"
 )
 
@@ -159,6 +160,7 @@ func (p *poller) confirm(ctx context.Context, now summary, urgent, _ bool) (move
 	if !ok || !news && !urgent && time.Since(p.recorded.at) < idleRecord {
 		return false, p.turn.Ping(ctx)
 	}
+	crash.Point(crash.RelayAckedNotConfirmed)
 	err = db.New().RelaySnapshotStore(ctx, p.turn, db.RelaySnapshotStoreParams{
 		SlotName: p.slot,
 		SystemID: p.server.SystemID,

@@ -175,14 +175,9 @@ func (s *switching) leave(ctx context.Context) (since uint64, err error) {
 }
 
 func (s *switching) leaveDebezium(ctx context.Context, slot db.SlotGetRow) error {
-	past := false
 	if s.Connect != nil && !s.Abandon {
 		s.Say("stopping the connector")
 		if err := s.Connect.Stop(ctx); err != nil {
-			return err
-		}
-		var err error
-		if past, err = s.Connect.PastSnapshot(ctx); err != nil {
 			return err
 		}
 	}
@@ -193,6 +188,12 @@ func (s *switching) leaveDebezium(ctx context.Context, slot db.SlotGetRow) error
 	})
 	if err != nil {
 		return err
+	}
+	past := false
+	if s.Connect != nil && !s.Abandon {
+		if past, err = s.Connect.PastSnapshot(ctx, uint64(slot.Confirmed)); err != nil {
+			return err
+		}
 	}
 	// Before its snapshot is published the slot says nothing of the rows that were
 	// there when it was made. Then the record of the relay before Debezium counts.

@@ -20,20 +20,8 @@ type watermark struct {
 // the mark was new. It sets a new mark itself. A part of the pipeline that
 // cannot be asked has passed nothing; a note says so.
 func (r *run) passed(ctx context.Context, mark *watermark) (bool, error) {
-	if mark.relay == nil {
-		now, err := r.queries.VerifyMark(ctx, r.DB)
-		if err != nil {
-			return false, err
-		}
-		mark.relay = &now
-	}
 	if mark.ends == nil {
-		passed, err := r.queries.VerifyRelayPassed(ctx, r.DB, mark.relay.Lsn, mark.relay.LastTxID, r.Slot)
-		if errors.Is(err, pgx.ErrNoRows) {
-			r.report.note("The relay has no replication slot %s here, so nothing counts as delivered.", r.Slot)
-			return false, nil
-		}
-		if err != nil || !passed {
+		if passed, err := r.relayPassed(ctx, mark); err != nil || !passed {
 			return false, err
 		}
 	}
@@ -56,4 +44,22 @@ func (r *run) passed(ctx context.Context, mark *watermark) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+// relayPassed tells whether everything that was committed when the mark was new
+// is on the topics.
+func (r *run) relayPassed(ctx context.Context, mark *watermark) (bool, error) {
+	if mark.relay == nil {
+		now, err := r.queries.VerifyMark(ctx, r.DB)
+		if err != nil {
+			return false, err
+		}
+		mark.relay = &now
+	}
+	passed, err := r.queries.VerifyRelayPassed(ctx, r.DB, mark.relay.Lsn, mark.relay.LastTxID, r.Slot)
+	if errors.Is(err, pgx.ErrNoRows) {
+		r.report.note("The relay has no replication slot %s here, so nothing counts as delivered.", r.Slot)
+		return false, nil
+	}
+	return passed, err
 }

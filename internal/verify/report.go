@@ -27,10 +27,11 @@ const (
 	MissingEvent Kind = "missing-event" // a committed change left no event in the outbox
 	NumberGap    Kind = "number-gap"    // document numbers are not 1, 2, 3 … up to the last given out
 	TrialBalance Kind = "trial-balance" // an account is not what the orders come to
+	TopicBalance Kind = "topic-balance" // an account on the topic ledger.balances is not what the ledger says
 )
 
 // Kinds are all kinds, in the order of a report.
-var Kinds = []Kind{Lost, Held, Duplicated, Phantom, Unbalanced, WrongAmount, VersionGap, MissingEvent, NumberGap, TrialBalance}
+var Kinds = []Kind{Lost, Held, Duplicated, Phantom, Unbalanced, WrongAmount, VersionGap, MissingEvent, NumberGap, TrialBalance, TopicBalance}
 
 // MaxNamed is how many violations of a kind are named; the others are counted.
 const MaxNamed = 20
@@ -64,10 +65,27 @@ type Report struct {
 		Open   int64 `json:"open"`
 		Parked int64 `json:"parked"` // behind an open one
 	} `json:"dead_letters"`
+	Topic        TopicReport    `json:"topic_balances"`
 	Violations   map[Kind]int64 `json:"violations"`
 	Findings     []Finding      `json:"findings"` // the first MaxNamed of each kind
 	TrialBalance []Balance      `json:"trial_balance"`
 	Notes        []string       `json:"notes"` // what could not be judged, and why
+}
+
+// TopicState is how the comparison with the topic ledger.balances ended.
+type TopicState string
+
+// The states. Empty is for a topic that was not asked for.
+const (
+	TopicEqual   TopicState = "equal"
+	TopicDiffers TopicState = "differs"
+	TopicBehind  TopicState = "not compared" // a note says why
+)
+
+// TopicReport is what came of the comparison with the topic ledger.balances.
+type TopicReport struct {
+	State    TopicState `json:"state"`
+	Accounts int64      `json:"accounts"` // on the topic, of all tenants
 }
 
 // Balance is an account over all tenants, in minor units. Recomputed is what
@@ -126,6 +144,14 @@ func (r *Report) WriteText(w io.Writer) error {
 	row("ledger entries", r.LedgerEntries, "for %d payments and refunds", r.Orders.Paid+r.Refunds)
 	row("in flight", r.InFlight, "")
 	row("dead letters", r.DeadLetters.Open+r.DeadLetters.Parked, "%d open, %d parked behind them", r.DeadLetters.Open, r.DeadLetters.Parked)
+	switch r.Topic.State {
+	case "":
+	case TopicBehind:
+		row("topic balances", 0, "not compared: see below")
+	case TopicEqual, TopicDiffers:
+		row("topic balances", r.Topic.Accounts, "accounts, %s", map[TopicState]string{
+			TopicEqual: "equal to the ledger's", TopicDiffers: "which differ from the ledger's"}[r.Topic.State])
+	}
 	fmt.Fprintln(text)
 	for _, kind := range Kinds {
 		row(strings.ReplaceAll(string(kind), "-", " "), r.Violations[kind], "")
@@ -211,11 +237,15 @@ func format(minor int64, currency string) string { return decimal(minor, currenc
 
 // decimal writes minor units with the currency's decimals: 1234 as 12.34.
 func decimal(minor int64, currency string) string {
+	return decimalText(strconv.FormatInt(minor, 10), currency)
+}
+
+// decimalText does it for a number that is text, and may be of any size.
+func decimalText(digits, currency string) string {
 	exponent := money.Currency(currency).Exponent()
-	digits := strconv.FormatInt(minor, 10)
 	sign := ""
-	if minor < 0 {
-		sign, digits = "-", digits[1:]
+	if positive, negative := strings.CutPrefix(digits, "-"); negative {
+		sign, digits = "-", positive
 	}
 	if exponent == 0 {
 		return sign + digits

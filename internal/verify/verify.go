@@ -7,8 +7,11 @@
 // letter when there is an open one, and is in flight otherwise. Orders are read
 // in pages, a short transaction each, so memory does not grow with their number.
 //
+// Behind billing it looks at the topic ledger.balances, whose balances have to be
+// the ledger's once they have caught up.
+//
 // It writes nothing. What it cannot see: what left no trace in the orders' own
-// tables, and what happens behind billing.
+// tables.
 package verify
 
 import (
@@ -47,6 +50,9 @@ type Config struct {
 	// Lag asks how far the consumer has committed each partition of
 	// order.events, and where each ends.
 	Lag func(ctx context.Context) (committed, end map[int32]int64, err error)
+
+	// Topic is where the balances are to be compared too.
+	Topic *Topic
 }
 
 // run is one verification under way.
@@ -95,6 +101,9 @@ func Run(ctx context.Context, config Config) (*Report, error) {
 		return nil, err
 	}
 	r.balance()
+	if err := r.topic(ctx); err != nil {
+		return nil, err
+	}
 	return r.report, nil
 }
 

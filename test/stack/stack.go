@@ -88,10 +88,10 @@ func (s *Stack) Worker(t testing.TB, name, roles string, env ...string) *Process
 // other roles than its own.
 func (s *Stack) WorkerEnv(name, roles string) []string {
 	needs := map[string][]string{
-		"billing": {"DATABASE_URL=" + s.Database.URL("worker"), "KAFKA_BROKERS=" + s.Broker.Brokers()},
-		"relay":   {"RELAY_DATABASE_URL=" + s.Database.URL("relay"), "KAFKA_BROKERS=" + s.Broker.Brokers()},
+		"billing":  {"DATABASE_URL=" + s.Database.URL("worker"), "KAFKA_BROKERS=" + s.Broker.Brokers()},
+		"relay":    {"RELAY_DATABASE_URL=" + s.Database.URL("relay"), "KAFKA_BROKERS=" + s.Broker.Brokers()},
 		"balances": {"KAFKA_BROKERS=" + s.Broker.Brokers()},
-		"janitor": {"JANITOR_DATABASE_URL=" + s.Database.URL("janitor"), "KAFKA_BROKERS=" + s.Broker.Brokers()},
+		"janitor":  {"JANITOR_DATABASE_URL=" + s.Database.URL("janitor"), "KAFKA_BROKERS=" + s.Broker.Brokers()},
 	}
 	env := []string{"WORKER_ROLES=" + roles, "WORKER_ID=" + name, "WORKER_ADDR=127.0.0.1:0"}
 	for role := range strings.SplitSeq(roles, ",") {

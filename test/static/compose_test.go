@@ -11,13 +11,20 @@ import (
 	"github.com/compose-spec/compose-go/v2/cli"
 	"github.com/compose-spec/compose-go/v2/types"
 	"github.com/stretchr/testify/require"
+
+	"github.com/onceledger/onceledger/deploy"
+	"github.com/onceledger/onceledger/internal/kafka"
 )
 
-// load reads docker-compose.yml the way Docker Compose does: what can be checked
+// debeziumProfile has what runs only when it is asked for.
+const debeziumProfile = "debezium"
+
+// load reads docker-compose.yml, with all profiles, the way Docker Compose does: what can be checked
 // of it without a Docker engine.
 func load(t *testing.T, environ ...string) *types.Project {
 	t.Helper()
-	options, err := cli.NewProjectOptions([]string{filepath.Join(root, "docker-compose.yml")}, cli.WithEnv(environ))
+	options, err := cli.NewProjectOptions([]string{filepath.Join(root, "docker-compose.yml")},
+		cli.WithEnv(environ), cli.WithProfiles([]string{debeziumProfile}))
 	require.NoError(t, err)
 	project, err := options.LoadProject(t.Context())
 	require.NoError(t, err)
@@ -28,7 +35,7 @@ func TestComposeServices(t *testing.T) {
 	t.Parallel()
 
 	project := load(t)
-	oneShots := map[string]bool{}
+	oneShots := map[string]bool{"debezium": true}
 	for _, service := range project.Services {
 		for name, dependency := range service.DependsOn {
 			if dependency.Condition == types.ServiceConditionCompletedSuccessfully {
@@ -37,7 +44,11 @@ func TestComposeServices(t *testing.T) {
 		}
 	}
 	require.ElementsMatch(t,
-		[]string{"postgres", "kafka", "migrate", "passwords", "topics", "key", "worker", "api"}, project.ServiceNames())
+		[]string{"postgres", "kafka", "migrate", "passwords", "topics", "key", "worker", "api", "connect", "debezium"}, project.ServiceNames())
+	for name, service := range project.Services {
+		optional := name == "connect" || name == "debezium"
+		require.Equal(t, optional, slices.Equal(service.Profiles, []string{debeziumProfile}), name)
+	}
 
 	for name, service := range project.Services {
 		t.Run(name, func(t *testing.T) {
@@ -45,7 +56,7 @@ func TestComposeServices(t *testing.T) {
 
 			require.Regexp(t, pinned, service.Image)
 			if service.Build != nil {
-				require.FileExists(t, filepath.Join(service.Build.Context, "Dockerfile"))
+				require.FileExists(t, filepath.Join(service.Build.Context, service.Build.Dockerfile))
 			}
 			require.Regexp(t, `^[1-9][0-9]*:[1-9][0-9]*$`, service.User, "it must not run as root")
 			if oneShots[name] {
@@ -68,21 +79,124 @@ func TestComposeServices(t *testing.T) {
 }
 
 // pinned is an image with a version that is one, and not "latest" or none.
-var pinned = regexp.MustCompile(`^[a-z/]+:(\d+(\.\d+)*(-[a-z]+)?|[a-z]+-slim|dev)$`)
+var pinned = regexp.MustCompile(`^[a-z/-]+:(\d+(\.\d+)*(_\d+)?(-[a-z]+(-[a-z]+-\d+)?)?|[a-z]+-slim|dev)$`)
+
+func TestPinned(t *testing.T) {
+	t.Parallel()
+
+	for _, image := range []string{"postgres", "postgres:latest", "debian:bookworm", "maven:eclipse-temurin", "apache/kafka:"} {
+		require.NotRegexp(t, pinned, image)
+	}
+}
 
 func TestDockerfileImagesArePinned(t *testing.T) {
 	t.Parallel()
 
 	text, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
 	require.NoError(t, err)
-	stages := regexp.MustCompile(`(?m)^FROM (\S+)`).FindAllStringSubmatch(string(text), -1)
-	require.Len(t, stages, 2)
+	project := load(t)
+	// Each stage's image, name and user.
+	stages := strings.Split("\n"+string(text), "\nFROM ")[1:]
+	users := make(map[string]string)
 	for _, stage := range stages {
-		require.Regexp(t, pinned, stage[1])
+		first, rest, _ := strings.Cut(stage, "\n")
+		image, name, _ := strings.Cut(first, " AS ")
+		require.Regexp(t, pinned, image)
+		for _, user := range regexp.MustCompile(`(?m)^USER (\S+)$`).FindAllStringSubmatch(rest, -1) {
+			users[name] = user[1]
+		}
 	}
-	users := regexp.MustCompile(`(?m)^USER (\S+)$`).FindAllStringSubmatch(string(text), -1)
-	require.Len(t, users, 1)
-	require.Equal(t, load(t).Services["api"].User, users[0][1])
+	require.Equal(t, map[string]string{
+		"connect": project.Services["connect"].User,
+		"":        project.Services["api"].User, // the last stage has no name
+	}, users)
+	require.Empty(t, project.Services["api"].Build.Target)
+	require.Equal(t, "connect", project.Services["connect"].Build.Target)
+}
+
+// TestComposeRunsWhatTheTestsRun: the settings in the containers are the files
+// that package devstack runs the same programs with.
+func TestComposeRunsWhatTheTestsRun(t *testing.T) {
+	t.Parallel()
+
+	project := load(t)
+	for _, file := range []struct{ service, inside, inTests, named string }{
+		{"postgres", "/etc/onceledger/postgresql.conf", string(deploy.PostgresSettings), "config_file=/etc/onceledger/postgresql.conf"},
+		// The image looks there by itself.
+		{"kafka", "/mnt/shared/config/server.properties", deploy.KafkaServer, ""},
+		{"connect", "/etc/onceledger/worker.properties", deploy.ConnectWorker, "cat /etc/onceledger/worker.properties -"},
+		{"connect", "/etc/onceledger/log4j2.properties", deploy.JavaLogging, "-Dlog4j2.configurationFile=/etc/onceledger/log4j2.properties"},
+	} {
+		service := project.Services[file.service]
+		require.Contains(t, strings.Join(service.Command, " "), file.named)
+		at := slices.IndexFunc(service.Volumes, func(v types.ServiceVolumeConfig) bool { return v.Target == file.inside })
+		require.GreaterOrEqual(t, at, 0, "%s has no %s", file.service, file.inside)
+		require.True(t, service.Volumes[at].ReadOnly)
+		text, err := os.ReadFile(service.Volumes[at].Source)
+		require.NoError(t, err)
+		require.Equal(t, file.inTests, string(text), "%s of %s", file.inside, file.service)
+	}
+
+	// What is of the place overrides nothing of them.
+	for service, given := range map[string]struct {
+		file  string
+		place []string
+	}{
+		"kafka":    {deploy.KafkaServer, kafkaSettings(project.Services["kafka"].Environment)},
+		"connect":  {deploy.ConnectWorker, hereDocument(t, project.Services["connect"].Command)},
+		"postgres": {string(deploy.PostgresSettings), []string{"listen_addresses"}},
+	} {
+		require.NotEmpty(t, given.place)
+		for _, name := range given.place {
+			require.NotRegexp(t, `(?m)^`+regexp.QuoteMeta(name)+`\s*=`, given.file, "%s: %s", service, name)
+		}
+	}
+	require.Subset(t, hereDocument(t, project.Services["connect"].Command), []string{"bootstrap.servers", "listeners", "plugin.path"})
+}
+
+// kafkaSettings are the names of what the image adds to server.properties.
+func kafkaSettings(environment types.MappingWithEquals) (names []string) {
+	for variable := range environment {
+		if name, ok := strings.CutPrefix(variable, "KAFKA_"); ok {
+			names = append(names, strings.ReplaceAll(strings.ToLower(name), "_", "."))
+		}
+	}
+	return names
+}
+
+// hereDocument is the names of the settings that a command adds to a file.
+func hereDocument(t *testing.T, command types.ShellCommand) (names []string) {
+	t.Helper()
+	_, text, found := strings.Cut(strings.Join(command, " "), "<<PLACE\n")
+	require.True(t, found)
+	text, _, found = strings.Cut(text, "\nPLACE\n")
+	require.True(t, found)
+	for line := range strings.Lines(text) {
+		if name, _, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// TestComposeDebezium: the one-shot is the operator's command, with what that asks for.
+func TestComposeDebezium(t *testing.T) {
+	t.Parallel()
+
+	project := load(t)
+	service := project.Services["debezium"]
+	require.Equal(t, types.ShellCommand{"onceledger", "relay", "switch", "--to", "debezium"}, service.Command)
+	asked := variables(t, "cmd/onceledger")
+	for variable := range service.Environment {
+		require.Contains(t, asked, variable)
+	}
+	require.Equal(t, *project.Services["worker"].Environment["RELAY_DATABASE_URL"], *service.Environment["RELAY_DATABASE_URL"])
+	require.Equal(t, "http://connect:8083", *service.Environment["CONNECT_URL"])
+	require.Contains(t, strings.Join(project.Services["connect"].Command, " "), "listeners=http://0.0.0.0:8083")
+	require.Empty(t, project.Services["connect"].Ports, "it tells the database's password")
+	for _, dependency := range []string{"worker", "connect"} {
+		require.Equal(t, types.ServiceConditionHealthy, service.DependsOn[dependency].Condition)
+	}
 }
 
 // TestComposeTellsProgramsWhatTheyAsk compares what the services are told with what the programs ask.
@@ -122,27 +236,33 @@ func TestComposeOrder(t *testing.T) {
 	before("topics", "worker")
 	before("worker", "api")
 	before("key", "api")
+	before("worker", "debezium")
+	before("connect", "debezium")
 	require.Equal(t, types.ServiceConditionHealthy, project.Services["api"].DependsOn["worker"].Condition)
 }
 
-func TestComposePostgresServesTheRelay(t *testing.T) {
+func TestPostgresServesTheRelay(t *testing.T) {
 	t.Parallel()
 
-	command := strings.Join(load(t).Services["postgres"].Command, " ")
-	require.Contains(t, command, "wal_level=logical")
-	require.Contains(t, command, "max_slot_wal_keep_size=4GB")
-	require.Contains(t, command, "wal_sender_timeout=5s")
+	for _, setting := range []string{
+		"wal_level = logical", "max_slot_wal_keep_size = 4GB", "idle_replication_slot_timeout = 1d", "wal_sender_timeout = 5s",
+	} {
+		require.Contains(t, string(deploy.PostgresSettings), "\n"+setting+"\n")
+	}
 }
 
-func TestComposeKafkaMakesNoTopicByItself(t *testing.T) {
+func TestComposeMakesTheTopics(t *testing.T) {
 	t.Parallel()
 
-	environment := load(t).Services["kafka"].Environment
-	require.Equal(t, "false", *environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"])
-	script := strings.Join(load(t).Services["topics"].Command, " ")
-	for _, topic := range []string{"order.events", "billing.events"} {
-		require.Contains(t, script, topic)
+	require.Contains(t, deploy.KafkaServer, "\nauto.create.topics.enable=false\n")
+	_, script, _ := strings.Cut(strings.Join(load(t).Services["topics"].Command, "\n"), "<<TOPICS\n")
+	list, _, found := strings.Cut(script, "\nTOPICS\n")
+	require.True(t, found)
+	var want []string
+	for _, topic := range kafka.ServiceTopics(6, 1) {
+		want = append(want, topic.Name+" "+topic.Config["cleanup.policy"])
 	}
+	require.Equal(t, want, strings.Split(list, "\n"))
 }
 
 // TestComposePasswords: one variable changes a password at both ends.

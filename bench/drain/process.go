@@ -1,11 +1,13 @@
-package main
+// Package drain is what the benchmarks of the relay have in common: a backlog in
+// the outbox behind a slot, the relay as a process of its own that drains it, and
+// the check of what is on the topic afterwards.
+package drain
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -18,43 +20,109 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"github.com/onceledger/onceledger/internal/devstack"
 	"github.com/onceledger/onceledger/internal/kafka"
 	"github.com/onceledger/onceledger/internal/relay"
 )
 
-// A drain is one process that reads a slot to the end of the backlog: the relay,
-// or a reader that throws everything away. It says how long it took and waits to
-// be told to go, so that it and its walsender can be looked at while they live.
+// What a process is.
+const (
+	Relay  = "relay"  // the product's, as wal or poll, as relay_assignment says
+	Reader = "reader" // reads the slot and throws everything away
+)
 
-const drainVariable = "ONCELEDGER_BENCH_DRAIN"
-
-type drainConfig struct {
+// Config says what a process is to do.
+type Config struct {
 	Kind    string
 	URL     string
 	Slot    string
 	Brokers string
-	Events  int
+	Events  int // after which it reports; it goes on until it is stopped
 }
 
-type drainResult struct {
+// Result is what a process reports.
+type Result struct {
 	Seconds float64
 	Records int
 }
 
-// beDrain makes this process a drain if it was started to be one.
-func beDrain() {
-	encoded := os.Getenv(drainVariable)
+// Process is a running relay or reader. It is there until Stop, so that it and
+// its walsender can be looked at.
+type Process struct {
+	process *devstack.Process
+	out     *json.Decoder
+}
+
+const variable = "ONCELEDGER_BENCH_DRAIN"
+
+// Start runs this program again as a relay or reader (see Be).
+func Start(config Config) (*Process, error) {
+	encoded, err := json.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), variable+"="+string(encoded))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	process, err := devstack.StartProcess(cmd, syscall.SIGKILL)
+	if err != nil {
+		return nil, err
+	}
+	return &Process{process: process, out: json.NewDecoder(out)}, nil
+}
+
+// Result waits for the report. When ctx is done the process is killed.
+func (p *Process) Result(ctx context.Context) (result Result, err error) {
+	defer context.AfterFunc(ctx, p.process.Kill)()
+	if err := p.out.Decode(&result); err != nil {
+		return result, errors.Join(ctx.Err(), fmt.Errorf("the drain ended early: %w", err))
+	}
+	return result, nil
+}
+
+// Pid is the process id.
+func (p *Process) Pid() int { return p.process.Pid() }
+
+// Fault says why the process has ended, if it has.
+func (p *Process) Fault() error {
+	select {
+	case <-p.process.Done():
+		return errors.Join(errors.New("the relay has ended"), p.process.Err())
+	default:
+		return nil
+	}
+}
+
+// Stop ends the process in order.
+func (p *Process) Stop() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	return errors.Join(p.process.Stop(ctx, syscall.SIGTERM), p.process.Err())
+}
+
+// Be makes this process a relay or reader if Start started it. Call it first in
+// main.
+func Be() {
+	encoded := os.Getenv(variable)
 	if encoded == "" {
 		return
 	}
 	err := func() error {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		var config drainConfig
+		var config Config
 		if err := json.Unmarshal([]byte(encoded), &config); err != nil {
 			return err
 		}
-		if config.Kind == "reader" {
+		if config.Kind == Reader {
 			return read(ctx, config)
 		}
 		return drain(ctx, config)
@@ -66,10 +134,10 @@ func beDrain() {
 	os.Exit(0)
 }
 
-func report(result drainResult) { _ = json.NewEncoder(os.Stdout).Encode(result) }
+func report(result Result) { _ = json.NewEncoder(os.Stdout).Encode(result) }
 
 // drain runs the product's relay.
-func drain(ctx context.Context, config drainConfig) error {
+func drain(ctx context.Context, config Config) error {
 	var start time.Time
 	var delivered atomic.Int64
 	r, err := relay.NewRelay(relay.Config{
@@ -85,7 +153,7 @@ func drain(ctx context.Context, config drainConfig) error {
 				Delivered: func(seq uint64, err error) {
 					reports.Delivered(seq, err)
 					if err == nil && int(delivered.Add(1)) == config.Events {
-						report(drainResult{Seconds: time.Since(start).Seconds(), Records: config.Events})
+						report(Result{Seconds: time.Since(start).Seconds(), Records: config.Events})
 					}
 				},
 			})
@@ -99,7 +167,7 @@ func drain(ctx context.Context, config drainConfig) error {
 
 // read reads the slot as plainly as can be: no decoding but of what kind a
 // message is, the position confirmed once a second.
-func read(ctx context.Context, config drainConfig) error {
+func read(ctx context.Context, config Config) error {
 	parsed, err := pgconn.ParseConfig(config.URL)
 	if err != nil {
 		return err
@@ -148,42 +216,7 @@ func read(ctx context.Context, config drainConfig) error {
 			}
 		}
 	}
-	report(drainResult{Seconds: time.Since(start).Seconds(), Records: records})
+	report(Result{Seconds: time.Since(start).Seconds(), Records: records})
 	<-ctx.Done()
 	return nil
-}
-
-// startDrain runs a drain and returns its result while it still lives; end lets
-// it go.
-func startDrain(config drainConfig) (result drainResult, pid int, end func() error, err error) {
-	encoded, err := json.Marshal(config)
-	if err != nil {
-		return result, 0, nil, err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return result, 0, nil, err
-	}
-	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), drainVariable+"="+string(encoded))
-	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return result, 0, nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return result, 0, nil, err
-	}
-	end = func() error {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		return cmd.Wait()
-	}
-	if err := json.NewDecoder(out).Decode(&result); err != nil {
-		if errors.Is(err, io.EOF) {
-			err = errors.New("the drain ended early")
-		}
-		return result, 0, nil, errors.Join(err, end())
-	}
-	return result, cmd.Process.Pid, end, nil
 }
