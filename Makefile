@@ -37,6 +37,21 @@ test: go gcc ## Run all tests on a real Postgres 18 and the embedded broker
 	$(GO) vet ./...
 	$(GO) test -race -shuffle=on -timeout 15m ./...
 
+# Package by package: each starts brokers and more of its own. What needs Java is
+# in files with the build tag apache; the other tests there are make test's.
+.PHONY: test-kafka
+test-kafka: go gcc ## Run the tests that need Java, on Apache Kafka, Connect and Debezium
+	@$(GO) run ./test/prepare -java
+	$(GO) vet -tags apache ./...
+	@failed=; \
+	for dir in $$(grep -rl --include='*_test.go' '^//go:build apache$$' cmd internal test | xargs -n 1 dirname | sort -u); do \
+		names=$$(grep -l '^//go:build apache$$' $$dir/*_test.go | xargs sed -n 's/^func \(Test[A-Z0-9][A-Za-z0-9_]*\)(t \*testing\.T).*/\1/p' | paste -sd '|'); \
+		test -n "$$names" || { echo "there is no test in the files of $$dir with the build tag apache"; failed=1; continue; }; \
+		echo "$(GO) test -race -tags apache -timeout 20m -run '^($$names)$$' ./$$dir"; \
+		$(GO) test -race -tags apache -timeout 20m -run "^($$names)\$$" ./$$dir || failed=1; \
+	done; \
+	test -z "$$failed"
+
 .PHONY: lint
 lint: go gcc $(LINT) ## Run golangci-lint
 	$(LINT) run ./...
@@ -53,6 +68,7 @@ verify: go gcc $(SQLC) ## Check what must agree: generated code, go.mod, formatt
 	$(GO) mod tidy -diff
 	cd tools && $(GO) mod tidy -diff
 	cd tools/lint && $(GO) mod tidy -diff
+	$(GO) vet -tags apache ./...
 	$(GO) test -count=1 ./test/static ./internal/migrate
 
 .PHONY: bench

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"time"
 
@@ -34,9 +35,7 @@ var (
 		"poll.interval.ms": "", "max.queue.size.in.bytes": "",
 	}}
 	// plain is for a worker without exactly-once support.
-	plain = contender{name: "debezium, tuned, at least once", kind: relay.KindDebezium, settings: over(tuning, map[string]string{
-		"exactly.once.support": "requested",
-	})}
+	plain = contender{name: "debezium, tuned, at least once", kind: relay.KindDebezium, settings: with(tuning, "exactly.once.support", "requested")}
 )
 
 // tuning is for throughput and latency both: it looks often, and takes much at
@@ -51,14 +50,10 @@ var tuning = map[string]string{
 	"producer.override.buffer.memory": "67108864",
 }
 
-func over(settings, more map[string]string) map[string]string {
-	all := make(map[string]string)
-	for _, from := range []map[string]string{settings, more} {
-		for name, value := range from {
-			all[name] = value
-		}
-	}
-	return all
+func with(settings map[string]string, name, value string) map[string]string {
+	settings = maps.Clone(settings)
+	settings[name] = value
+	return settings
 }
 
 // running is a contender at work.

@@ -62,7 +62,7 @@ func (b *bench) series(ctx context.Context, rows int) (series, error) {
 
 	// A worker's first drain is cold, and warms it for those that follow.
 	colds := &pairs{against: cold}
-	for range max(b.cold, 1) {
+	for range b.pairs.cold {
 		if err := b.worker(ctx, true); err != nil {
 			return one, err
 		}
@@ -70,33 +70,45 @@ func (b *bench) series(ctx context.Context, rows int) (series, error) {
 			return one, err
 		}
 	}
-	one.Ratios = append(one.Ratios, colds.ratio())
-	if err := b.pairs(ctx, log, tuned, b.pairsWanted); err != nil {
+	if b.pairs.cold > 0 {
+		one.Ratios = append(one.Ratios, colds.ratio())
+	} else if err := b.warmWorker(ctx, log, tuned, b.pairs.tuned+b.pairs.defaults); err != nil {
 		return one, err
 	}
-	if err := b.pairs(ctx, log, defaults, b.others); err != nil {
+	if err := b.contest(ctx, log, tuned, b.pairs.tuned); err != nil {
 		return one, err
 	}
-
-	if b.others > 0 {
-		if err := b.worker(ctx, false); err != nil {
-			return one, err
-		}
-		if _, err := b.leg(ctx, log, plain); err != nil { // to warm it
-			return one, err
-		}
+	if err := b.contest(ctx, log, defaults, b.pairs.defaults); err != nil {
+		return one, err
 	}
-	if err := b.pairs(ctx, log, plain, b.others); err != nil {
+	if err := b.warmWorker(ctx, log, plain, b.pairs.plain); err != nil {
+		return one, err
+	}
+	if err := b.contest(ctx, log, plain, b.pairs.plain); err != nil {
 		return one, err
 	}
 	b.stopConnect()
 	b.stopConnect = func() {}
-	if err := b.pairs(ctx, log, poll, b.others); err != nil {
+	if err := b.contest(ctx, log, poll, b.pairs.poll); err != nil {
 		return one, err
 	}
 
 	_, err := b.conn.Exec(ctx, "SELECT pg_drop_replication_slot($1)", log.slot)
 	return one, errors.Join(err, drain.Empty(ctx, b.conn))
+}
+
+// warmWorker starts a worker for a contender, if it is to have legs, and has it
+// drain once.
+func (b *bench) warmWorker(ctx context.Context, log *backlog, c contender, legs int) error {
+	if legs == 0 {
+		return nil
+	}
+	if err := b.worker(ctx, c.name != plain.name); err != nil {
+		return err
+	}
+	progress("%3d rows/tx  %-30s  warming up", log.rows, c.name)
+	_, err := b.leg(ctx, log, c)
+	return err
 }
 
 func (b *bench) fill(ctx context.Context, log *backlog) error {
@@ -125,7 +137,8 @@ func (p *pairs) ratio() ratio {
 	}
 }
 
-func (b *bench) pairs(ctx context.Context, log *backlog, against contender, wanted int) error {
+// contest has wal and another drain in turn.
+func (b *bench) contest(ctx context.Context, log *backlog, against contender, wanted int) error {
 	if wanted == 0 {
 		return nil
 	}

@@ -86,17 +86,15 @@ func (b *bench) latency(ctx context.Context, rate, seconds, rounds int) (latency
 }
 
 func (b *bench) latencyLeg(ctx context.Context, c contender, rate, seconds int) (l latencyLeg, err error) {
-	if err := errors.Join(b.forget(ctx), drain.Empty(ctx, b.conn), b.makeTopic(ctx)); err != nil {
-		return l, err
-	}
-	switch c.kind {
-	case relay.KindPoll:
+	err = errors.Join(b.forget(ctx), drain.Empty(ctx, b.conn), b.makeTopic(ctx))
+	if err == nil && c.kind == relay.KindPoll {
 		err = b.assignPoll(ctx)
-	case relay.KindDebezium: // wal makes its own
+	}
+	if err == nil && c.kind == relay.KindDebezium { // wal makes its own
 		_, err = b.conn.Exec(ctx, "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
 	}
 	if err != nil {
-		return l, err
+		return l, fmt.Errorf("prepare: %w", err)
 	}
 	pool, err := pgxpool.New(ctx, b.Postgres.AdminURL(database)+"&pool_max_conns=8&application_name="+database)
 	if err != nil {

@@ -50,8 +50,9 @@ type bench struct {
 	conn  *pgx.Conn
 	admin *kadm.Client
 
-	events, pairsWanted, others, cold int
-	heap                              string
+	events int
+	heap   string
+	pairs  struct{ tuned, cold, defaults, plain, poll int }
 
 	connect             *devstack.Connect
 	stopConnect         func()
@@ -65,11 +66,13 @@ func main() {
 
 	b := &bench{stopConnect: func() {}}
 	flag.IntVar(&b.events, "events", 400_000, "rows in the backlog")
-	flag.IntVar(&b.pairsWanted, "pairs", 5, "pairs of wal and Debezium as tuned")
-	flag.IntVar(&b.others, "others", 3, "pairs of wal and each other contender")
-	flag.IntVar(&b.cold, "cold", 2, "pairs of wal and a Debezium just started, one at least")
+	flag.IntVar(&b.pairs.tuned, "pairs", 5, "pairs of wal and Debezium, warm and tuned")
+	flag.IntVar(&b.pairs.cold, "cold", 3, "pairs of wal and Debezium in a worker just started")
+	flag.IntVar(&b.pairs.defaults, "defaults", 3, "pairs of wal and Debezium with its own defaults")
+	flag.IntVar(&b.pairs.plain, "plain", 3, "pairs of wal and Debezium without exactly-once")
+	flag.IntVar(&b.pairs.poll, "poll", 5, "pairs of wal and poll")
 	flag.StringVar(&b.heap, "heap", "512m", "most memory for Connect's objects")
-	rounds := flag.Int("rounds", 3, "rounds of the latency; 0 leaves it out")
+	rounds := flag.Int("rounds", 5, "rounds of the latency; 0 leaves it out")
 	rate := flag.Int("rate", 100, "events a second, for the latency")
 	seconds := flag.Int("seconds", 20, "how long, for the latency")
 	show := flag.Bool("print", false, "print what is saved, and measure nothing")

@@ -23,7 +23,7 @@ func main() {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newUpCommand(), newBrokerCommand(), newMigrateCommand(), newKeysCommand(), newRelayCommand(), newVerifyCommand(), newWALCommand())
+	root.AddCommand(newUpCommand(), newBrokerCommand(), newMigrateCommand(), newKeysCommand(), newRelayCommand(), newVerifyCommand(), newWALCommand(), newDrillCommand())
 	if err := root.ExecuteContext(ctx); err != nil {
 		if _, said := errors.AsType[exit](err); !said {
 			fmt.Fprintln(os.Stderr, "onceledger:", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -18,28 +19,29 @@ import (
 // retentionEvery is how often the brokers are asked until they have answered.
 const retentionEvery = time.Second
 
-// openRetention has the retention contract checked before billing applies
-// anything. Where it does not hold the worker ends: to go on would be to forget
+// openRetention has the retention contract checked before billing or balances
+// apply anything. Where it does not hold the worker ends: to go on would be to forget
 // events that can still arrive. Brokers that do not answer are waited for; as
 // long as they do not, there is nothing to apply.
 func (w *worker) openRetention(context.Context) error {
-	if !w.env.Has(config.RoleBilling) && !w.env.Has(config.RoleJanitor) {
+	if !w.env.Has(config.RoleBilling) && !w.env.Has(config.RoleBalances) && !w.env.Has(config.RoleJanitor) {
 		return nil
 	}
 	w.retentionHolds = make(chan struct{})
+	var fault atomic.Pointer[string]
+	fault.Store(new("not looked at yet"))
 	w.roles = append(w.roles, func(ctx context.Context) error {
-		said := ""
 		for {
 			err := w.checkRetention(ctx)
 			if err == nil {
+				fault.Store(new(""))
 				close(w.retentionHolds)
 				return nil
 			}
 			if errors.Is(err, janitor.ErrRetention) {
 				return fmt.Errorf("the worker refuses to start: %w", err)
 			}
-			if ctx.Err() == nil && err.Error() != said {
-				said = err.Error()
+			if text := err.Error(); ctx.Err() == nil && text != *fault.Swap(&text) {
 				w.log.WarnContext(ctx, "the topics' retention is not known yet", "error", err)
 			}
 			select {
@@ -49,6 +51,7 @@ func (w *worker) openRetention(context.Context) error {
 			}
 		}
 	})
+	w.addCheck("retention", func() (bool, string) { return *fault.Load() == "", *fault.Load() })
 	return nil
 }
 
@@ -64,10 +67,12 @@ func (w *worker) afterRetention(role func(context.Context) error) func(context.C
 	}
 }
 
-// checkRetention holds what this worker is configured with against what the
-// topics are. janitor.ErrRetention is a contract that does not hold.
+// checkRetention holds what this worker is configured with against the topic
+// whose events the dedupe table knows. janitor.ErrRetention is a contract that
+// does not hold. billing.events may be kept for ever: who reads it has a memory of
+// its own.
 func (w *worker) checkRetention(ctx context.Context) error {
-	topics, err := kafka.TopicRetention(ctx, w.env.Brokers, event.OrderEvents, event.BillingEvents)
+	topics, err := kafka.TopicRetention(ctx, w.env.Brokers, event.OrderEvents)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,12 @@ BEGIN
         ELSE format('%s events with a tx_id from %s on are not known to be delivered', needing, xmin) END;
     END IF;
   ELSIF parent = 'processed_events' THEN
+    -- An event that has waited for so long is still to come, and is to be applied
+    -- then and not refused as too old.
+    IF EXISTS (SELECT FROM partition_days('outbox_events') AS held WHERE held <= day) THEN
+      RETURN QUERY SELECT 'undelivered', 'the outbox still holds that day or an older one';
+      RETURN;
+    END IF;
     SELECT count(*) INTO needing FROM dead_letters
     WHERE state = 'open' AND event_id >= lowest AND event_id < beyond;
     IF needing > 0 THEN

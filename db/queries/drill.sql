@@ -9,22 +9,27 @@ WHERE slot.slot_name = @slot_name::name AND slot.active_pid IS NOT NULL;
 -- name: SnapshotNow :one
 SELECT pg_current_snapshot()::text AS snapshot;
 
--- RelayCaughtUp tells whether everything that a snapshot saw is on record as
+-- RelayCaughtUp tells whether every event that a snapshot saw is on record as
 -- delivered by a relay that is at work.
 -- name: RelayCaughtUp :one
-SELECT (position.snapshot_xmin >= pg_snapshot_xmax(sqlc.arg(snapshot)::text::pg_snapshot)
-        AND relay_fault(@publication, @slot_name) = '')::boolean AS caught_up
+SELECT (relay_fault(@publication, @slot_name) = '' AND NOT EXISTS (
+  SELECT FROM outbox_events
+  WHERE tx_id >= position.snapshot_xmin
+    AND pg_visible_in_snapshot(tx_id, sqlc.arg(snapshot)::text::pg_snapshot)
+))::boolean AS caught_up
 FROM relay_position AS position
 WHERE position.slot_name = @slot_name;
 
--- DrillEventList is every event that became visible after the first snapshot:
--- whether that was between the two of the hole, and whether it is applied.
+-- DrillEventList is every event that became visible between the first snapshot
+-- and the last: whether that was between the two of the hole, and whether it is
+-- applied.
 -- name: DrillEventList :many
 SELECT
   id, aggregate_type, aggregate_id,
   (NOT pg_visible_in_snapshot(tx_id, sqlc.arg(dropped)::text::pg_snapshot)
    AND pg_visible_in_snapshot(tx_id, sqlc.arg(allowed)::text::pg_snapshot))::boolean AS in_hole,
-  EXISTS (SELECT FROM processed_events WHERE event_id = id AND consumer = @consumer) AS applied
+  EXISTS (SELECT FROM processed_events WHERE event_id = outbox_events.id AND consumer = @consumer) AS applied
 FROM outbox_events
 WHERE NOT pg_visible_in_snapshot(tx_id, sqlc.arg(began)::text::pg_snapshot)
+  AND pg_visible_in_snapshot(tx_id, sqlc.arg(ended)::text::pg_snapshot)
   AND tx_id >= pg_snapshot_xmin(sqlc.arg(began)::text::pg_snapshot);

@@ -122,6 +122,15 @@ SELECT
 FROM pg_catalog.pg_replication_slots
 WHERE slot_name = @slot_name::name;
 
+-- SlotMake makes a slot for pgoutput, and says where it begins. It waits for the
+-- transactions that are open.
+-- name: SlotMake :one
+SELECT lsn::pg_lsn AS lsn FROM pg_create_logical_replication_slot(@slot_name::name, 'pgoutput');
+
+-- TransactionID is that of a transaction of its own.
+-- name: TransactionID :one
+SELECT pg_current_xact_id()::xid8 AS id;
+
 -- SlotDrop drops a slot, if it is there; one that is in use is an error.
 -- name: SlotDrop :exec
 SELECT pg_drop_replication_slot(slot_name) FROM pg_catalog.pg_replication_slots WHERE slot_name = @slot_name::name;
@@ -133,14 +142,18 @@ SELECT relay_debezium_slot(@slot_name)::text AS slot;
 -- OutboxListUnseen names the events that are visible now and were not in a
 -- snapshot, and what is visible now, as a snapshot: both of one moment. What
 -- NOT pg_visible_in_snapshot() says is said in a form that an index answers: all
--- rows since the oldest open transaction would be looked at otherwise.
+-- rows since the oldest open transaction would be looked at otherwise. A row with
+-- a number that is yet to come was restored from another server's dump. It is
+-- named with all others, by who has seen nothing yet, and not again each time.
 -- name: OutboxListUnseen :one
 SELECT
   pg_current_snapshot()::text AS snapshot,
   coalesce(array_agg(id ORDER BY aggregate_version, id), '{}')::uuid[] AS ids
 FROM outbox_events
-WHERE tx_id >= pg_snapshot_xmax(sqlc.arg(seen)::text::pg_snapshot)
-   OR tx_id = ANY (ARRAY(SELECT pg_snapshot_xip(sqlc.arg(seen)::text::pg_snapshot)));
+WHERE (tx_id >= pg_snapshot_xmax(sqlc.arg(seen)::text::pg_snapshot)
+       OR tx_id = ANY (ARRAY(SELECT pg_snapshot_xip(sqlc.arg(seen)::text::pg_snapshot))))
+  AND (tx_id < pg_snapshot_xmax(pg_current_snapshot())
+       OR pg_snapshot_xmax(sqlc.arg(seen)::text::pg_snapshot) = '3');
 
 -- RelayStatusSet says what the relay is doing, unless it says so already.
 -- name: RelayStatusSet :exec

@@ -16,7 +16,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/onceledger/onceledger/internal/balances"
 	"github.com/onceledger/onceledger/internal/crash"
@@ -80,7 +82,8 @@ func (h *helper) text(t *testing.T) string {
 func (h *helper) waitKilled(t *testing.T) {
 	t.Helper()
 	select {
-	case <-h.done:
+	case err := <-h.done:
+		require.Error(t, err)
 		status := h.ProcessState.Sys().(syscall.WaitStatus)
 		require.True(t, status.Signaled() && status.Signal() == syscall.SIGKILL, "it ended otherwise: %s", h.text(t))
 	case <-time.After(patience):
@@ -237,6 +240,58 @@ func TestZombie(t *testing.T) {
 	w.load(t, 100)
 	w.waitCaughtUp(t)
 	zombie.terminate(t)
+}
+
+// TestKafkaLetsOffsetsOfNobodyPass is why a transactor refuses a membership that
+// names no member: within a transaction, a group that is at work takes offsets
+// from one that says nothing of itself. It refuses those that say something wrong.
+func TestKafkaLetsOffsetsOfNobodyPass(t *testing.T) {
+	t.Parallel()
+
+	w := apache(t)
+	w.start(t, "a")
+	w.load(t, 50)
+	w.waitCaughtUp(t)
+	_, client := w.admin(t, kgo.TransactionalID("foreign"))
+	id, epoch, err := client.ProducerID(t.Context())
+	require.NoError(t, err)
+	add := kmsg.NewPtrAddOffsetsToTxnRequest()
+	add.TransactionalID, add.ProducerID, add.ProducerEpoch, add.Group = "foreign", id, epoch, balances.Group
+	added, err := add.RequestWith(t.Context(), client)
+	require.NoError(t, err)
+	require.NoError(t, kerr.ErrorForCode(added.ErrorCode))
+
+	for _, test := range []struct {
+		member, instance string
+		generation       int32
+		want             error
+	}{
+		{"", "", -1, nil},
+		{"", "", 0, kerr.UnknownMemberID},
+		{"somebody", "", -1, kerr.UnknownMemberID},
+		{"", "worker-1", -1, kerr.UnknownMemberID},
+	} {
+		request := kmsg.NewPtrTxnOffsetCommitRequest()
+		request.TransactionalID, request.ProducerID, request.ProducerEpoch, request.Group = "foreign", id, epoch, balances.Group
+		request.MemberID, request.Generation = test.member, test.generation
+		if test.instance != "" {
+			request.InstanceID = &test.instance
+		}
+		topic := kmsg.NewTxnOffsetCommitRequestTopic()
+		topic.Topic = event.BillingEvents
+		partition := kmsg.NewTxnOffsetCommitRequestTopicPartition()
+		partition.Offset = 1
+		topic.Partitions = append(topic.Partitions, partition)
+		request.Topics = append(request.Topics, topic)
+		answer, err := request.RequestWith(t.Context(), client)
+		require.NoError(t, err)
+		got := kerr.ErrorForCode(answer.Topics[0].Partitions[0].ErrorCode)
+		if test.want == nil {
+			require.NoError(t, got)
+		} else {
+			require.ErrorIs(t, got, test.want, "%+v", test)
+		}
+	}
 }
 
 // Goal: a transaction of somebody else that hangs is noticed, holds up readers no

@@ -68,7 +68,7 @@ func TestTopicIsMadeAnew(t *testing.T) {
 			require.NoError(t, broker.DeleteTopic(topic))
 			require.NoError(t, broker.CreateTopic(topic, partitions, map[string]string{"cleanup.policy": "compact"}))
 			require.Eventually(t, func() bool {
-				return i.metric(t, "onceledger_balances_rebuilds_total", "") == partitions && w.difference(t) == ""
+				return i.metric(t, "onceledger_balances_rebuilds_total", "") >= partitions && w.difference(t) == ""
 			}, patience, 50*time.Millisecond, "it is not rebuilt")
 			require.Contains(t, i.log.String(), "it was made anew")
 			w.load(t, 100)

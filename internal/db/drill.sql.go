@@ -16,9 +16,10 @@ SELECT
   id, aggregate_type, aggregate_id,
   (NOT pg_visible_in_snapshot(tx_id, $1::text::pg_snapshot)
    AND pg_visible_in_snapshot(tx_id, $2::text::pg_snapshot))::boolean AS in_hole,
-  EXISTS (SELECT FROM processed_events WHERE event_id = id AND consumer = $3) AS applied
+  EXISTS (SELECT FROM processed_events WHERE event_id = outbox_events.id AND consumer = $3) AS applied
 FROM outbox_events
 WHERE NOT pg_visible_in_snapshot(tx_id, $4::text::pg_snapshot)
+  AND pg_visible_in_snapshot(tx_id, $5::text::pg_snapshot)
   AND tx_id >= pg_snapshot_xmin($4::text::pg_snapshot)
 `
 
@@ -27,6 +28,7 @@ type DrillEventListParams struct {
 	Allowed  string
 	Consumer string
 	Began    string
+	Ended    string
 }
 
 type DrillEventListRow struct {
@@ -37,14 +39,16 @@ type DrillEventListRow struct {
 	Applied       bool
 }
 
-// DrillEventList is every event that became visible after the first snapshot:
-// whether that was between the two of the hole, and whether it is applied.
+// DrillEventList is every event that became visible between the first snapshot
+// and the last: whether that was between the two of the hole, and whether it is
+// applied.
 func (q *Queries) DrillEventList(ctx context.Context, db DBTX, arg DrillEventListParams) ([]DrillEventListRow, error) {
 	rows, err := db.Query(ctx, drillEventList,
 		arg.Dropped,
 		arg.Allowed,
 		arg.Consumer,
 		arg.Began,
+		arg.Ended,
 	)
 	if err != nil {
 		return nil, err
@@ -71,16 +75,19 @@ func (q *Queries) DrillEventList(ctx context.Context, db DBTX, arg DrillEventLis
 }
 
 const relayCaughtUp = `-- name: RelayCaughtUp :one
-SELECT (position.snapshot_xmin >= pg_snapshot_xmax($1::text::pg_snapshot)
-        AND relay_fault($2, $3) = '')::boolean AS caught_up
+SELECT (relay_fault($1, $2) = '' AND NOT EXISTS (
+  SELECT FROM outbox_events
+  WHERE tx_id >= position.snapshot_xmin
+    AND pg_visible_in_snapshot(tx_id, $3::text::pg_snapshot)
+))::boolean AS caught_up
 FROM relay_position AS position
-WHERE position.slot_name = $3
+WHERE position.slot_name = $2
 `
 
-// RelayCaughtUp tells whether everything that a snapshot saw is on record as
+// RelayCaughtUp tells whether every event that a snapshot saw is on record as
 // delivered by a relay that is at work.
-func (q *Queries) RelayCaughtUp(ctx context.Context, db DBTX, snapshot string, publication string, slotName string) (bool, error) {
-	row := db.QueryRow(ctx, relayCaughtUp, snapshot, publication, slotName)
+func (q *Queries) RelayCaughtUp(ctx context.Context, db DBTX, publication string, slotName string, snapshot string) (bool, error) {
+	row := db.QueryRow(ctx, relayCaughtUp, publication, slotName, snapshot)
 	var caught_up bool
 	err := row.Scan(&caught_up)
 	return caught_up, err

@@ -8,6 +8,12 @@
 // the headers is another. It publishes within Kafka transactions: who reads
 // committed records sees nothing twice because a worker was killed.
 //
+// It loses nothing, with one exception that its user has to keep from happening:
+// Debezium reads the table as of one moment and the log from a later one on if the
+// slot is there already. Params.From, a slot made beforehand, does without reading
+// the table. What is left is a connector whose slot was lost, which makes another
+// and reads the table, and is killed before it has read all of it.
+//
 // Register and Remove may be called again after a success or a failure and then
 // finish the work. What is left to the caller: the topics, which must be there;
 // the slot, which Connect keeps in use for a moment after Remove and which nobody

@@ -32,7 +32,7 @@ import (
 const partitions = 6
 
 // waiting bounds each wait for something that comes by itself.
-const waiting = 90 * time.Second
+const waiting = 3 * time.Minute
 
 // world is a database with a connector of its own. The topics are those of all
 // tests; only events of this one's tenant count.
@@ -168,9 +168,11 @@ func (w *world) events(t *testing.T, n int) []event.Event {
 // commit writes events in one transaction.
 func (w *world) commit(t *testing.T, events ...event.Event) {
 	t.Helper()
-	require.NoError(t, postgres.InTx(t.Context(), w.pool, func(tx pgx.Tx) error {
-		return outbox.AppendMany(t.Context(), tx, events)
-	}))
+	require.NoError(t, w.append(t.Context(), events))
+}
+
+func (w *world) append(ctx context.Context, events []event.Event) error {
+	return postgres.InTx(ctx, w.pool, func(tx pgx.Tx) error { return outbox.AppendMany(ctx, tx, events) })
 }
 
 // receive reads the topics until it has n records of this test's tenant.

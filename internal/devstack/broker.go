@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -221,7 +222,8 @@ func maintain(ctx context.Context, cluster *kfake.Cluster, every time.Duration) 
 type brokerLog struct{ logf Logf }
 
 func (l brokerLog) Logf(level kfake.LogLevel, format string, args ...any) {
-	if level <= kfake.LogLevelWarn {
+	slow := strings.Contains(format, "EndTxn slow") // said of all that takes as long as an fsync
+	if level <= kfake.LogLevelWarn && !slow {
 		l.logf.printf("broker: "+format, args...)
 	}
 }

@@ -119,10 +119,11 @@ func FetchJars(ctx context.Context, config JavaConfig, jars Jars) (string, error
 	if err != nil {
 		return "", err
 	}
-	return jars.fetch(ctx, config, cache, pom, pinned)
+	maven, _ := exec.LookPath("mvn")
+	return jars.fetch(ctx, config, cache, maven, pom, pinned)
 }
 
-func (jars Jars) fetch(ctx context.Context, config JavaConfig, cache string, pom []byte, pinned []jar) (string, error) {
+func (jars Jars) fetch(ctx context.Context, config JavaConfig, cache, maven string, pom []byte, pinned []jar) (string, error) {
 	target := filepath.Join(cache, jars.name+"-"+jars.key(pom, pinned))
 	if checkSizes(filepath.Join(target, jarsDir), pinned) == nil {
 		return target, nil
@@ -147,7 +148,7 @@ func (jars Jars) fetch(ctx context.Context, config JavaConfig, cache string, pom
 	}
 	defer os.RemoveAll(work)
 
-	if err := jars.download(ctx, config, work, pom, pinned); err != nil {
+	if err := jars.download(ctx, config, work, maven, pom, pinned); err != nil {
 		return "", fmt.Errorf("fetch %s: %w", jars.title, err)
 	}
 	if err := checkDigests(filepath.Join(work, jarsDir), pinned); err != nil {
@@ -174,10 +175,9 @@ func downloadFolder(target string) (string, error) {
 }
 
 // download lets Maven put the jars into work.
-func (jars Jars) download(ctx context.Context, config JavaConfig, work string, pom []byte, pinned []jar) error {
-	maven, err := exec.LookPath("mvn")
-	if err != nil {
-		return fmt.Errorf("Maven is not installed (no mvn on PATH), which fetches it once: install it (Debian: apt-get install maven)")
+func (jars Jars) download(ctx context.Context, config JavaConfig, work, maven string, pom []byte, pinned []jar) error {
+	if maven == "" {
+		return errors.New("Maven is needed for it, once, and is not installed (no mvn on PATH): install it (Debian: apt-get install maven)")
 	}
 	if err := os.WriteFile(filepath.Join(work, "pom.xml"), pom, 0o600); err != nil {
 		return err

@@ -218,7 +218,7 @@ func (d *dropper) neededBy(ctx context.Context, day time.Time) (*Kept, error) {
 		return &Kept{Reason: needed[0].Reason, Detail: needed[0].Detail}, nil
 	}
 	if err := d.plan.Contract(ctx); err != nil {
-		return &Kept{Reason: reasonContract, Detail: err.Error()}, nil
+		return &Kept{Reason: reasonContract, Detail: err.Error()}, nil //nolint:nilerr // it is a reason, and the round goes on
 	}
 	return nil, nil
 }

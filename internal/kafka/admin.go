@@ -149,24 +149,8 @@ func GroupLag(ctx context.Context, brokers, group, topic string) (committed, end
 		}
 
 		// The commits first: they are then not ahead of the ends.
-		groups, err := admin.ListConsumerGroupOffsets(ctx,
-			[]kafka.ConsumerGroupTopicPartitions{{Group: group, Partitions: partitions}},
-			kafka.SetAdminRequireStableOffsets(true))
-		if fault, ok := errors.AsType[kafka.Error](err); ok && fault.Code() == kafka.ErrGroupIDNotFound {
-			err = nil // it has committed nothing yet
-		}
-		if err != nil {
-			return fmt.Errorf("read offsets of group %s: %w", group, err)
-		}
-		for _, group := range groups.ConsumerGroupsTopicPartitions {
-			for _, at := range group.Partitions {
-				if at.Error != nil {
-					return fmt.Errorf("read offset of group %s in %s[%d]: %w", group.Group, topic, at.Partition, at.Error)
-				}
-				if at.Offset >= 0 {
-					committed[at.Partition] = int64(at.Offset)
-				}
-			}
+		if committed, err = groupOffsets(brokers, group, partitions); err != nil {
+			return err
 		}
 
 		ends, err := admin.ListOffsets(ctx, latest, kafka.SetAdminIsolationLevel(kafka.IsolationLevelReadCommitted))

@@ -2,6 +2,7 @@ package kafka
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -259,6 +260,45 @@ func (t *Transactor) openLoader(ctx context.Context, m *member, partitions []int
 	}
 	l.replay, err = openReplay(ctx, t.config.Brokers, states)
 	return l, err
+}
+
+// groupOffsets is what a group has committed in partitions of one topic, without
+// those of which it has committed nothing. A consumer that joins nothing is
+// asked: librdkafka's admin client, asked for a group's offsets, crashes the
+// process when the group's coordinator moves or is only being chosen
+// (librdkafka issue 5040).
+func groupOffsets(brokers, group string, partitions []kafka.TopicPartition) (map[int32]int64, error) {
+	client, err := kafka.NewConsumer(&kafka.ConfigMap{
+		"bootstrap.servers":   brokers,
+		"client.id":           "onceledger-admin",
+		"group.id":            group,
+		"enable.auto.commit":  false,
+		"isolation.level":     "read_uncommitted", // or it waits while a transaction on the offsets is open
+		"socket.timeout.ms":   10_000,
+		"enable.metrics.push": false,
+		"log_level":           0,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read offsets of group %s: %w", group, err)
+	}
+	defer func() { _ = client.Close() }()
+	answered, err := client.Committed(partitions, 10_000)
+	if fault, ok := errors.AsType[kafka.Error](err); ok && fault.Code() == kafka.ErrGroupIDNotFound {
+		return map[int32]int64{}, nil // it has committed nothing yet
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read offsets of group %s: %w", group, err)
+	}
+	committed := make(map[int32]int64)
+	for _, at := range answered {
+		if at.Error != nil {
+			return nil, fmt.Errorf("read offset of group %s in %s[%d]: %w", group, *at.Topic, at.Partition, at.Error)
+		}
+		if at.Offset >= 0 {
+			committed[at.Partition] = int64(at.Offset)
+		}
+	}
+	return committed, nil
 }
 
 // GroupProgress is how far a group has come in each partition of a topic, and

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -304,21 +305,10 @@ var (
 )
 
 func (t *Transactor) attempt(ctx context.Context, m *member, records []event.Record, offsets map[int32]int64) error {
-	// Taken before anything is written, and refused when it names no member:
-	// Kafka lets a commit of offsets pass that names none, so that a member
-	// which was expelled meanwhile could commit what is another's by now.
-	membership, err := m.client.GetConsumerGroupMetadata()
+	membership, err := m.membership() // before anything is written
 	if err != nil {
-		return fmt.Errorf("%w: %w", errNoMember, err)
+		return err
 	}
-	nobody, err := kafka.NewTestConsumerGroupMetadata(t.config.Group)
-	if err != nil {
-		return fmt.Errorf("%w: %w", errNoMember, err)
-	}
-	if m.client.AssignmentLost() || sameMember(membership, nobody) {
-		return errNoMember
-	}
-
 	client := t.writer.client
 	if err := client.BeginTransaction(); err != nil {
 		if fault, ok := errors.AsType[kafka.Error](err); ok && fault.IsFatal() {
@@ -354,6 +344,27 @@ func (t *Transactor) attempt(ctx context.Context, m *member, records []event.Rec
 			return fmt.Errorf("commit: %w: %w", errUnknownOutcome, err)
 		}
 	}
+}
+
+// membership is what fences this member's offsets in a transaction. One that
+// names no member is refused: Kafka lets offsets pass that come without any, so a
+// member that the group has expelled could commit what is another's by now, in
+// the moment before it is told. (A static member's always names its instance, and
+// Kafka does not let that pass.)
+func (m *member) membership() (*kafka.ConsumerGroupMetadata, error) {
+	membership, err := m.client.GetConsumerGroupMetadata()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNoMember, err)
+	}
+	nobody, err := kafka.NewTestConsumerGroupMetadata(m.config.Group)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNoMember, err)
+	}
+	// They show what is in them in no other way.
+	if m.client.AssignmentLost() || reflect.DeepEqual(membership, nobody) {
+		return nil, errNoMember
+	}
+	return membership, nil
 }
 
 // advance keeps account of how far the state topics reach. A record that comes

@@ -23,14 +23,14 @@ type transactMetrics struct {
 func newTransactMetrics(registerer prometheus.Registerer, group string) (*transactMetrics, error) {
 	labels := prometheus.Labels{"group": group}
 	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: "onceledger_transact_" + name, Help: help, ConstLabels: labels})
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels})
 	}
 	m := &transactMetrics{
 		committed: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "onceledger_transact_seconds",
 			Help: "Time from begin to commit of a Kafka transaction.", ConstLabels: labels, Buckets: prometheus.ExponentialBuckets(0.001, 2, 15)}),
-		aborted:  counter("aborted_total", "Kafka transactions aborted; their records were tried again."),
-		fenced:   counter("given_up_total", "Kafka transactions given up with their producer, and the state restored."),
-		replaced: counter("producers_replaced_total", "Producers replaced because an answer was lost on the way."),
+		aborted:  counter("onceledger_transact_aborted_total", "Kafka transactions aborted; their records were tried again."),
+		fenced:   counter("onceledger_transact_given_up_total", "Kafka transactions given up with their producer, and the state restored."),
+		replaced: counter("onceledger_transact_producers_replaced_total", "Producers replaced because an answer was lost on the way."),
 		stopped: prometheus.NewGauge(prometheus.GaugeOpts{Name: "onceledger_transact_stopped_partitions",
 			Help: "Partitions that stand still until somebody does something.", ConstLabels: labels}),
 		unstable: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "onceledger_kafka_unstable_records",
@@ -88,8 +88,8 @@ func (t *Transactor) watch(ctx context.Context) {
 }
 
 func (t *Transactor) look(ctx context.Context, admin *kafka.AdminClient, seen map[place]stability) error {
-	// What is asked is seen through: the client library was seen to crash when it
-	// was closed with a question open. It gives up by itself before this.
+	// What is asked is seen through, so that the client is not closed with a
+	// question open. It gives up by itself before this.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
 	var specs []TopicSpec

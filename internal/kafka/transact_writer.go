@@ -3,7 +3,6 @@ package kafka
 import (
 	"context"
 	"fmt"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -140,7 +139,3 @@ func (w *writer) close() {
 	case <-time.After(patience):
 	}
 }
-
-// sameMember compares memberships by all that they hold, which the client gives
-// no other way to read.
-func sameMember(a, b *kafka.ConsumerGroupMetadata) bool { return reflect.DeepEqual(a, b) }

@@ -49,8 +49,8 @@ type round struct {
 }
 
 // idleRecord is how often a poller that finds nothing records that: what is
-// recorded is what lets old partitions go.
-const idleRecord = time.Minute
+// recorded is what lets old partitions go, and what a switch waits for.
+const idleRecord = 5 * time.Second
 
 // connectForPolling makes the connection that holds the turn. A poller that
 // hangs loses it: it has something to say at each tick.

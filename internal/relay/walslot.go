@@ -31,6 +31,15 @@ func TakeTurn(ctx context.Context, conn *pgconn.PgConn, slot string) (bool, erro
 	return string(results[0].Rows[0][0]) == "t", nil
 }
 
+// EndTurn gives back what TakeTurn took.
+func EndTurn(ctx context.Context, conn *pgconn.PgConn, slot string) error {
+	_, err := conn.Exec(ctx, "SELECT pg_advisory_unlock(hashtextextended('onceledger.relay."+slot+"', 0))").ReadAll()
+	if err != nil {
+		return fmt.Errorf("give back the relay's lock: %w", err)
+	}
+	return nil
+}
+
 // answerTimeout bounds the wait for a server that may have vanished without a
 // word.
 const answerTimeout = 5 * time.Second

@@ -1,9 +1,12 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -12,6 +15,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/onceledger/onceledger/internal/devstack"
 	"github.com/onceledger/onceledger/internal/kafka"
@@ -183,4 +188,50 @@ func (a *announcement) knownPort() int {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	return a.port
+}
+
+// checkSameBrokers refuses to go on with brokers that do not have the events of
+// last time: billing would miss those it had not read, and the balances all.
+func (s *supervisor) checkSameBrokers(ctx context.Context, databases Databases) error {
+	kind := cmp.Or(s.config.Kafka, KafkaEmbedded)
+	if s.config.KafkaBrokers != "" {
+		kind = "KAFKA_BROKERS"
+	}
+	file := filepath.Join(s.config.Home, "brokers")
+	text, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read which brokers it was: %w", err)
+	}
+	last := strings.TrimSpace(string(text))
+	if _, err := os.Stat(filepath.Join(s.config.Home, "kafka", "data")); err == nil && last == "" {
+		last = KafkaEmbedded // of a start that made no note
+	}
+	if last == kind {
+		return nil
+	}
+	if last != "" {
+		events, err := hasEvents(ctx, databases.Verify)
+		if err != nil {
+			return fmt.Errorf("look for events: %w", err)
+		}
+		if events {
+			return fmt.Errorf("the events so far are on other brokers (%s; now %s), and what was not read there would be missing: "+
+				"start on those again, or on a folder of its own (set ONCELEDGER_HOME)", last, kind)
+		}
+	}
+	if err := writePrivate(file, []byte(kind+"\n")); err != nil {
+		return fmt.Errorf("note which brokers it is: %w", err)
+	}
+	return nil
+}
+
+// hasEvents needs a login that sees those of every tenant.
+func hasEvents(ctx context.Context, verify string) (exist bool, err error) {
+	conn, err := pgx.Connect(ctx, verify)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	err = conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM outbox_events) OR EXISTS (SELECT FROM processed_events)").Scan(&exist)
+	return exist, err
 }

@@ -153,6 +153,9 @@ func (s *supervisor) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := s.checkSameBrokers(ctx, databases); err != nil {
+		return err
+	}
 	brokers, err := s.startBroker(ctx)
 	if err != nil {
 		return err

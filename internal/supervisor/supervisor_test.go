@@ -24,6 +24,7 @@ import (
 	"github.com/onceledger/onceledger/internal/devstack"
 	"github.com/onceledger/onceledger/internal/kafkatest"
 	"github.com/onceledger/onceledger/internal/pgtest"
+	"github.com/onceledger/onceledger/internal/relay"
 	"github.com/onceledger/onceledger/internal/tenants"
 )
 
@@ -190,6 +191,79 @@ func TestRun(t *testing.T) {
 		require.NoFileExists(t, filepath.Join(config.Home, "kafka", "running"), "what had started was stopped")
 	})
 
+	t.Run("RefusesBrokersAndRelaysThatAreNone", func(t *testing.T) {
+		t.Parallel()
+
+		for want, change := range map[string]func(*Config){
+			`--kafka is "redpanda": want embedded or apache`:                   func(c *Config) { c.Kafka = "redpanda" },
+			`--brokers is 2: want 1, or 3`:                                     func(c *Config) { c.Kafka, c.Brokers = KafkaApache, 2 },
+			`--brokers=3 needs --kafka=apache`:                                 func(c *Config) { c.Brokers = 3 },
+			`KAFKA_BROKERS is set (host:9092), so no broker is started`:        func(c *Config) { c.KafkaBrokers, c.Kafka = "host:9092", KafkaApache },
+			`--relay: there is no relay "carrier-pigeon": choose wal, poll or`: func(c *Config) { c.Relay = "carrier-pigeon" },
+			`--kafka=apache: JAVA_HOME is /nonexistent`:                        func(c *Config) { c.Kafka, c.JavaHome = KafkaApache, "/nonexistent" },
+			`--relay=debezium: JAVA_HOME is /nonexistent`:                      func(c *Config) { c.Relay, c.JavaHome = "debezium", "/nonexistent" },
+		} {
+			config := newConfig(t)
+			change(&config)
+			require.ErrorContains(t, Run(t.Context(), config), want)
+			require.NoDirExists(t, filepath.Join(config.Home, "postgres"), "said before anything is started")
+		}
+	})
+
+	t.Run("SwitchesToTheWantedRelayAndKeepsIt", func(t *testing.T) {
+		t.Parallel()
+
+		config := newConfig(t)
+		config.DatabaseURL = pgtest.Server(t).AdminURL("postgres")
+		assigned := func(run *process) relay.Kind {
+			conn, err := pgx.Connect(t.Context(), see(t, run.workerURL(t)).Environ["RELAY_DATABASE_URL"])
+			require.NoError(t, err)
+			defer conn.Close(t.Context())
+			kind, err := relay.Assigned(t.Context(), conn, relay.DefaultSlot)
+			require.NoError(t, err)
+			return kind
+		}
+		config.Relay = "poll"
+		run := start(t, config)
+		require.Equal(t, relay.KindPoll, assigned(run))
+		require.NoError(t, run.end())
+
+		config.Relay = ""
+		run = start(t, config)
+		require.Equal(t, relay.KindPoll, assigned(run))
+		require.NoError(t, run.end())
+
+		config.Relay = "wal"
+		run = start(t, config)
+		require.Equal(t, relay.KindWAL, assigned(run))
+		require.NoError(t, run.end())
+	})
+
+	t.Run("RefusesBrokersThatDoNotHaveTheEvents", func(t *testing.T) {
+		t.Parallel()
+
+		config := newConfig(t)
+		config.DatabaseURL = pgtest.Server(t).AdminURL("postgres")
+		require.NoError(t, start(t, config).end())
+
+		// As long as there are none, any brokers will do.
+		given := config
+		given.KafkaBrokers = kafkatest.New(t).Brokers()
+		require.NoError(t, start(t, given).end())
+
+		admin, err := pgx.Connect(t.Context(), config.DatabaseURL)
+		require.NoError(t, err)
+		defer admin.Close(t.Context())
+		_, err = admin.Exec(t.Context(), `
+			INSERT INTO processed_events (consumer, event_id, tenant_id, fingerprint, topic, partition, "offset")
+			VALUES ('billing', uuidv7(), uuidv7(), sha256(''), 'order.events', 0, 0)`)
+		require.NoError(t, err)
+		err = Run(t.Context(), config)
+		require.ErrorContains(t, err, "the events so far are on other brokers (KAFKA_BROKERS; now embedded)")
+		require.ErrorContains(t, err, "set ONCELEDGER_HOME")
+		require.NoError(t, start(t, given).end())
+	})
+
 	t.Run("RefusesATakenAddress", func(t *testing.T) {
 		t.Parallel()
 
@@ -340,7 +414,7 @@ func requireKeyWorks(t *testing.T, url, key string) {
 
 func requireTopics(t *testing.T, brokers string) {
 	t.Helper()
-	for _, topic := range []string{"order.events", "billing.events"} {
+	for _, topic := range []string{"order.events", "billing.events", "ledger.balances", "ledger.balances.orders"} {
 		client, err := kgo.NewClient(kgo.SeedBrokers(brokers), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 		require.NoError(t, err)
 		defer client.Close()

@@ -67,17 +67,19 @@ func Switch(ctx context.Context, config Config, to relay.Kind) (Report, error) {
 	if s.debezium, err = db.New().DebeziumSlot(ctx, conn, config.Slot); err != nil {
 		return Report{}, fmt.Errorf("name Debezium's slot: %w", err)
 	}
+	report := Report{From: s.from, To: to}
 	if s.from == to {
-		return Report{From: s.from, To: to}, nil
+		return report, nil
 	}
 	if err := s.check(ctx, to); err != nil {
 		return Report{}, fmt.Errorf("nothing was changed: %w", err)
 	}
-	since, err := s.run(ctx, to)
-	if err != nil {
-		return Report{}, err
+	if to == relay.KindDebezium {
+		report.Since, err = s.toDebezium(ctx)
+	} else {
+		report.Since, err = s.run(ctx, to)
 	}
-	return Report{From: s.from, To: to, Since: since}, nil
+	return report, err
 }
 
 // switching is one Switch.
@@ -106,60 +108,122 @@ func (s *switching) check(ctx context.Context, to relay.Kind) error {
 	return nil
 }
 
+// run takes the job from whoever has it and gives it to wal or poll.
 func (s *switching) run(ctx context.Context, to relay.Kind) (since uint64, err error) {
-	if err := db.New().RelayAssignmentBegin(ctx, s.conn, s.Slot, string(to)); err != nil {
-		return 0, fmt.Errorf("take the job from %s: %w", s.from, err)
-	}
-	s.Say("waiting until %s has finished", s.from)
-	if err := s.takeTurn(ctx); err != nil {
+	if err := s.takeOver(ctx, to); err != nil {
 		return 0, err
 	}
-	if since, err = s.leave(ctx); err != nil {
+	if err := s.leaveDebezium(ctx); err != nil {
 		return 0, s.unfinished(to, err)
 	}
-	if to == relay.KindDebezium {
-		s.Say("registering the connector")
-		if err := s.register(ctx, since); err != nil {
-			return 0, s.giveBack(ctx, err)
-		}
+	if since, err = s.delivered(ctx); err != nil {
+		return 0, s.unfinished(to, err)
 	}
-	if to != relay.KindWAL {
+	if to == relay.KindPoll {
 		// A slot that nobody reads would keep all the log from now on.
 		if err := s.dropSlot(ctx, s.Slot); err != nil {
 			return 0, s.unfinished(to, err)
 		}
 	}
-	if err := db.New().RelayAssignmentSettle(ctx, s.conn, since, s.Slot, string(to)); err != nil {
-		return 0, s.unfinished(to, err)
+	return since, s.settle(ctx, to, since)
+}
+
+// toDebezium gives the job to Debezium, by way of poll. Debezium cannot read the
+// table and the log as of the same moment once its slot is there, so it reads the
+// log alone, and poll goes on until nothing is missing that lies before.
+func (s *switching) toDebezium(ctx context.Context) (since uint64, err error) {
+	if s.from != relay.KindPoll {
+		if _, err := s.run(ctx, relay.KindPoll); err != nil {
+			return 0, err
+		}
+		if err := s.letGo(ctx); err != nil {
+			return 0, err
+		}
 	}
-	return since, nil
+	from, err := s.makeSlot(ctx)
+	if err != nil {
+		err = errors.Join(err, s.dropSlot(context.WithoutCancel(ctx), s.debezium))
+		return 0, fmt.Errorf("poll goes on: %w", err)
+	}
+	if err := s.takeOver(ctx, relay.KindDebezium); err != nil {
+		return 0, err
+	}
+	if since, err = s.delivered(ctx); err != nil {
+		return 0, s.giveBack(ctx, err)
+	}
+	s.Say("registering the connector")
+	if err := s.register(ctx, from, since); err != nil {
+		return 0, s.giveBack(ctx, err)
+	}
+	return since, s.settle(ctx, relay.KindDebezium, since)
+}
+
+// makeSlot makes Debezium's slot and waits until poll has delivered all that the
+// slot will not bring: whatever was written by transactions before one that
+// began after the slot was there.
+func (s *switching) makeSlot(ctx context.Context) (from uint64, err error) {
+	if err := s.dropSlot(ctx, s.debezium); err != nil {
+		return 0, err
+	}
+	s.Say("making slot %s, which waits for open transactions", s.debezium)
+	made, err := db.New().SlotMake(ctx, s.conn, s.debezium)
+	if err != nil {
+		return 0, fmt.Errorf("make slot %s: %w", s.debezium, err)
+	}
+	after, err := db.New().TransactionID(ctx, s.conn)
+	if err != nil {
+		return 0, fmt.Errorf("begin after the slot: %w", err)
+	}
+	s.Say("waiting until poll has delivered what was there before")
+	return uint64(made), s.until(ctx, "poll does not get there; does a worker with the role relay run, or is a transaction open?", func() (bool, error) {
+		record, err := db.New().RelayPositionGet(ctx, s.conn, s.Slot)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return false, nil
+		}
+		return record.SnapshotXmin > after, err
+	})
+}
+
+// takeOver takes the job from whoever has it. From then on nobody carries the
+// outbox, until settle.
+func (s *switching) takeOver(ctx context.Context, to relay.Kind) error {
+	if err := db.New().RelayAssignmentBegin(ctx, s.conn, s.Slot, string(to)); err != nil {
+		return fmt.Errorf("take the job from %s: %w", s.from, err)
+	}
+	s.Say("waiting until %s has finished", s.from)
+	// While the turn is ours none can begin.
+	err := s.until(ctx, "the relay in office does not stop", func() (bool, error) {
+		return relay.TakeTurn(ctx, s.conn.PgConn(), s.Slot)
+	})
+	if err != nil {
+		return s.unfinished(to, err)
+	}
+	return nil
+}
+
+func (s *switching) settle(ctx context.Context, to relay.Kind, since uint64) error {
+	if err := db.New().RelayAssignmentSettle(ctx, s.conn, since, s.Slot, string(to)); err != nil {
+		return s.unfinished(to, err)
+	}
+	return nil
+}
+
+// letGo lets the relay that was given the job begin.
+func (s *switching) letGo(ctx context.Context) error {
+	if err := relay.EndTurn(ctx, s.conn.PgConn(), s.Slot); err != nil {
+		return err
+	}
+	s.from = relay.KindPoll
+	return nil
 }
 
 func (s *switching) unfinished(to relay.Kind, err error) error {
 	return fmt.Errorf("the switch has not ended, and nobody carries the outbox: run it again, to %s or another: %w", to, err)
 }
 
-// takeTurn waits for the relays of this slot to stop: while the turn is ours none
-// can begin.
-func (s *switching) takeTurn(ctx context.Context) error {
-	return s.until(ctx, "the relay in office does not stop", func() (bool, error) {
-		return relay.TakeTurn(ctx, s.conn.PgConn(), s.Slot)
-	})
-}
-
-// leave makes sure that Debezium publishes nothing any more, and finds out which
-// rows are delivered. Its slot being there is what tells that it had the job.
-func (s *switching) leave(ctx context.Context) (since uint64, err error) {
-	slot, err := db.New().SlotGet(ctx, s.conn, s.debezium)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-	case err != nil:
-		return 0, fmt.Errorf("look for slot %s: %w", s.debezium, err)
-	default:
-		if err := s.leaveDebezium(ctx, slot); err != nil {
-			return 0, err
-		}
-	}
+// delivered tells which rows are delivered, by the relay's record: all of
+// transactions older than this.
+func (s *switching) delivered(ctx context.Context) (since uint64, err error) {
 	server, err := db.New().ServerIdentity(ctx, s.conn)
 	if err != nil {
 		return 0, fmt.Errorf("identify the server: %w", err)
@@ -174,14 +238,24 @@ func (s *switching) leave(ctx context.Context) (since uint64, err error) {
 	return record.SnapshotXmin, nil
 }
 
-func (s *switching) leaveDebezium(ctx context.Context, slot db.SlotGetRow) error {
+// leaveDebezium makes sure that Debezium publishes nothing any more, and records
+// which rows it has delivered. Its slot being there is what tells that it had the
+// job, or was about to get it.
+func (s *switching) leaveDebezium(ctx context.Context) error {
+	slot, err := db.New().SlotGet(ctx, s.conn, s.debezium)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for slot %s: %w", s.debezium, err)
+	}
 	if s.Connect != nil && !s.Abandon {
 		s.Say("stopping the connector")
 		if err := s.Connect.Stop(ctx); err != nil {
 			return err
 		}
 	}
-	err := s.until(ctx, "slot "+s.debezium+" is still in use", func() (bool, error) {
+	err = s.until(ctx, "slot "+s.debezium+" is still in use", func() (bool, error) {
 		var err error
 		slot, err = db.New().SlotGet(ctx, s.conn, s.debezium)
 		return err == nil && !slot.Active, err
@@ -195,8 +269,9 @@ func (s *switching) leaveDebezium(ctx context.Context, slot db.SlotGetRow) error
 			return err
 		}
 	}
-	// Before its snapshot is published the slot says nothing of the rows that were
-	// there when it was made. Then the record of the relay before Debezium counts.
+	// A slot that Debezium made anew, after one that was lost, says nothing of the
+	// rows that were there before, until the snapshot of them is published. Then
+	// the record of the relay before Debezium counts.
 	if past && slot.OldestXid > 0 {
 		server, err := db.New().ServerIdentity(ctx, s.conn)
 		if err != nil {
@@ -221,7 +296,7 @@ func (s *switching) leaveDebezium(ctx context.Context, slot db.SlotGetRow) error
 }
 
 // register has Debezium begin, and waits until it reads its slot.
-func (s *switching) register(ctx context.Context, since uint64) error {
+func (s *switching) register(ctx context.Context, from, since uint64) error {
 	url := s.ConnectorURL
 	if url == "" {
 		url = s.URL
@@ -230,6 +305,7 @@ func (s *switching) register(ctx context.Context, since uint64) error {
 		DatabaseURL: url,
 		Slot:        s.debezium,
 		Publication: s.Publication,
+		From:        from,
 		Since:       since,
 	})
 	if err != nil {
@@ -251,15 +327,16 @@ func (s *switching) giveBack(ctx context.Context, cause error) error {
 	if err == nil {
 		err = s.dropSlot(ctx, s.debezium)
 	}
-	if err == nil && s.from != relay.KindNone {
-		if err = db.New().RelayAssignmentBegin(ctx, s.conn, s.Slot, string(s.from)); err == nil {
-			err = db.New().RelayAssignmentSettle(ctx, s.conn, 0, s.Slot, string(s.from))
-		}
-		if err == nil {
-			return fmt.Errorf("%s goes on: %w", s.from, cause)
-		}
+	if err == nil {
+		err = db.New().RelayAssignmentBegin(ctx, s.conn, s.Slot, string(relay.KindPoll))
 	}
-	return s.unfinished(relay.KindDebezium, errors.Join(cause, err))
+	if err == nil {
+		err = s.settle(ctx, relay.KindPoll, 0)
+	}
+	if err != nil {
+		return s.unfinished(relay.KindDebezium, errors.Join(cause, err))
+	}
+	return fmt.Errorf("poll goes on: %w", cause)
 }
 
 func (s *switching) dropSlot(ctx context.Context, slot string) error {

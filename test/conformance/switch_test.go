@@ -284,6 +284,7 @@ func TestSwitchOverIsGivenUp(t *testing.T) {
 	config.Say = func(string, ...any) { cancel() }
 	_, err = switchover.Switch(ctx, config, relay.KindPoll)
 	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "the switch has not ended")
 	config = c.config
 	config.Wait = time.Second
 	_, err = switchover.Switch(t.Context(), config, relay.KindPoll)

@@ -45,6 +45,8 @@ func TestSoak(t *testing.T) {
 			{at: crash.RelayProducedNotAcked},
 			{at: crash.RelayAckedNotConfirmed},
 			{at: crash.WorkerBeforeCommit},
+			{at: crash.BalancesProducedNotCommitted},
+			{at: crash.BalancesCommittedNotPolled},
 			{at: crash.WorkerCommittedNotStored, then: func() error {
 				return worker.WaitFor("recognise what it has applied before", func() (_ bool, err error) {
 					recognised, err = duplicates(worker)
@@ -57,6 +59,7 @@ func TestSoak(t *testing.T) {
 	require.NoError(t, load.Finish(*orders))
 
 	counts := s.RequireBooks(t, api)
+	s.RequireTopicBalances(t)
 	require.Positive(t, counts.Unknown, "requests without an answer")
 	require.Positive(t, counts.Replayed, "answers from store")
 	require.Positive(t, counts.Resent, "events sent again")

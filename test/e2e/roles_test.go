@@ -11,7 +11,8 @@ import (
 )
 
 // TestRolesInProcessesOfTheirOwn runs each role where it may be run: the relay
-// alone, billing twice, the janitor alone, each with its own login only.
+// alone, billing twice, balances twice, the janitor alone, each with its own login
+// only.
 func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 	t.Parallel()
 
@@ -19,10 +20,11 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 	api := s.API(t)
 	relay, janitor := s.Worker(t, "relay", "relay"), s.Worker(t, "janitor", "janitor")
 	a, b := s.Worker(t, "a", "billing"), s.Worker(t, "b", "billing")
-	stack.StartAll(t, api, relay, a, b, janitor)
+	c, d := s.Worker(t, "c", "balances"), s.Worker(t, "d", "balances")
+	stack.StartAll(t, api, relay, a, b, c, d, janitor)
 
 	for process, checks := range map[*stack.Process][]string{
-		api: {"database", "partitions", "relay"}, relay: {"relay"}, a: {"billing"}, b: {"billing"}, janitor: {"janitor"},
+		api: {"database", "partitions", "relay"}, relay: {"relay"}, a: {"billing"}, b: {"billing"}, c: {"balances"}, d: {"balances"}, janitor: {"janitor"},
 	} {
 		_, text, err := process.Get("/readyz")
 		require.NoError(t, err)
@@ -32,7 +34,7 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 		}
 		require.NoError(t, json.Unmarshal([]byte(text), &ready))
 		require.True(t, ready.Ready)
-		for _, check := range []string{"database", "partitions", "relay", "billing", "janitor"} {
+		for _, check := range []string{"database", "partitions", "relay", "billing", "balances", "janitor"} {
 			if slices.Contains(checks, check) {
 				require.Equal(t, "ok", ready.Checks[check], text)
 			} else {
@@ -48,6 +50,13 @@ func TestRolesInProcessesOfTheirOwn(t *testing.T) {
 			return applied > 10, err
 		}))
 	}
+	for _, worker := range []*stack.Process{c, d} {
+		require.NoError(t, worker.WaitFor("have its share of the balances", func() (bool, error) {
+			applied, err := worker.Metric("onceledger_balances_records_total", `outcome="applied"`)
+			return applied > 10, err
+		}))
+	}
 	require.NoError(t, load.Finish(20))
 	s.RequireBooks(t, api)
+	s.RequireTopicBalances(t)
 }

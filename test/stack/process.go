@@ -192,6 +192,9 @@ lines:
 	return sum, nil
 }
 
+// Pid is the id of the process, or of the last one that it was.
+func (p *Process) Pid() int { return p.running().Pid() }
+
 // Signal sends a signal.
 func (p *Process) Signal(signal syscall.Signal) error {
 	process := p.running()
