@@ -70,7 +70,7 @@ func interruptedInPostgres(t *testing.T, s *services) {
 	for _, pair := range [][2]relay.Kind{{relay.KindWAL, relay.KindDebezium}, {relay.KindDebezium, relay.KindPoll}} {
 		from, to := pair[0], pair[1]
 		cuts := 0
-		for n := 1; n < 40; n += 3 {
+		for n := 1; n < 50; n += 6 {
 			interrupted := c.interrupt(t, to, n)
 			if !interrupted {
 				break
@@ -174,9 +174,9 @@ func toADebeziumThatIsRefused(t *testing.T, s *services) {
 	require.NotEqual(t, c.config.URL, c.config.ConnectorURL)
 	_, err := switchover.Switch(t.Context(), c.config, relay.KindDebezium)
 	require.ErrorIs(t, err, debezium.ErrRefused)
-	require.ErrorContains(t, err, "wal goes on")
+	require.ErrorContains(t, err, "poll goes on")
 	require.NotContains(t, err.Error(), "wrong-secret")
-	c.requireSettled(t, relay.KindWAL)
+	c.requireSettled(t, relay.KindPoll)
 	l.advance(t, 20)
 	l.finish(t)
 	c.receiveAll(t)
