@@ -100,9 +100,15 @@ type partition struct {
 
 	// What an earlier build has left: sums, which must go at once, and orders,
 	// which are not counted and go by and by.
-	stale  [][]byte
+	stale  []stateKey
 	litter []orderKey
+
+	// What cannot be read, and why. The state is not to be trusted then.
+	damage map[stateKey]string
 }
+
+// stateKey is a key in one of the topics that hold the state.
+type stateKey struct{ topic, key string }
 
 // deadline is an order as of one of its documents.
 type deadline struct {
@@ -112,7 +118,7 @@ type deadline struct {
 
 // Begin starts a partition with nothing known.
 func (s *Stage) Begin(number int32) {
-	s.partitions[number] = &partition{number: number, accounts: make(map[Account]*sum), orders: make(map[orderKey]remembered)}
+	s.partitions[number] = &partition{number: number, accounts: make(map[Account]*sum), orders: make(map[orderKey]remembered), damage: make(map[stateKey]string)}
 }
 
 // Forget drops all that is known of a partition.
@@ -121,18 +127,28 @@ func (s *Stage) Forget(number int32) {
 	s.tell()
 }
 
-// Load takes a record of the state.
+// Load takes a record of the state. What cannot be read is no error: the state is
+// thrown away for it, unless a later record of the key makes up for it.
 func (s *Stage) Load(record event.Record) error {
 	p := s.partitions[record.Partition]
 	if p == nil {
 		return fmt.Errorf("record of partition %d, which was not asked for", record.Partition)
 	}
+	key := stateKey{record.Topic, string(record.Key)}
+	delete(p.damage, key)
+	if err := p.load(record); err != nil && record.Value != nil {
+		p.damage[key] = fmt.Sprintf("%s[%d] at offset %d: %v", record.Topic, record.Partition, record.Offset, err)
+	}
+	return nil
+}
+
+func (p *partition) load(record event.Record) error {
 	key := string(record.Key)
 	switch {
 	case record.Topic == event.LedgerBalances:
 		account, err := parseKey(key)
 		if err != nil {
-			return fmt.Errorf("%s[%d] at offset %d: %w", record.Topic, record.Partition, record.Offset, err)
+			return err
 		}
 		delete(p.accounts, account)
 		if record.Value == nil {
@@ -146,31 +162,24 @@ func (s *Stage) Load(record event.Record) error {
 	case strings.HasPrefix(key, positionPrefix):
 		p.position = position{}
 		if record.Value != nil {
-			return unmarshal(record, &p.position)
+			return json.Unmarshal(record.Value, &p.position)
 		}
 	case strings.HasPrefix(key, orderPrefix):
 		order, err := parseOrderKey(key)
 		if err != nil {
-			return fmt.Errorf("%s[%d] at offset %d: key %.100q: %w", record.Topic, record.Partition, record.Offset, key, err)
+			return fmt.Errorf("key %.100q: %w", key, err)
 		}
 		delete(p.orders, order)
 		if record.Value == nil {
 			return nil
 		}
 		var known remembered
-		if err := unmarshal(record, &known); err != nil {
+		if err := json.Unmarshal(record.Value, &known); err != nil {
 			return err
 		}
 		p.orders[order] = known
 	default:
-		return fmt.Errorf("%s[%d] at offset %d: key %.100q is none of this topic's", record.Topic, record.Partition, record.Offset, key)
-	}
-	return nil
-}
-
-func unmarshal(record event.Record, into any) error {
-	if err := json.Unmarshal(record.Value, into); err != nil {
-		return fmt.Errorf("%s[%d] at offset %d: %w", record.Topic, record.Partition, record.Offset, err)
+		return fmt.Errorf("key %.100q is none of this topic's", key)
 	}
 	return nil
 }
@@ -190,6 +199,10 @@ func (s *Stage) Resume(number int32, source transact.Source) (int64, error) {
 	}
 	why := ""
 	switch {
+	case len(p.damage) > 0:
+		for _, damage := range p.damage {
+			why = "the state cannot be read: " + damage
+		}
 	case p.Build == uuid.Nil && source.Committed < 0 && len(p.accounts) == 0 && len(p.litter) == 0:
 		s.config.Log.Info("balances begin with the oldest event", "partition", number, "offset", source.First)
 	case p.Build == uuid.Nil:
@@ -202,6 +215,11 @@ func (s *Stage) Resume(number int32, source transact.Source) (int64, error) {
 		if source.Committed < 0 {
 			s.config.Log.Warn("the group's offset is gone; going on where the state says", "partition", number, "offset", p.Offset)
 		}
+		if p.Offset < source.First {
+			s.config.Log.Error("the balances will not be the ledger's: events that were not read yet are gone by the topic's retention",
+				"partition", number, "from", p.Offset, "to", source.First)
+			p.Offset, p.First = source.First, source.First
+		}
 		s.restored(p)
 		return p.Offset, nil
 	}
@@ -210,7 +228,10 @@ func (s *Stage) Resume(number int32, source transact.Source) (int64, error) {
 		s.config.Log.Error("balances are rebuilt from the oldest event", "partition", number, "because", why, "offset", source.First)
 	}
 	for account := range p.accounts {
-		p.stale = append(p.stale, account.key(number))
+		p.stale = append(p.stale, stateKey{event.LedgerBalances, string(account.key(number))})
+	}
+	for key := range p.damage {
+		p.stale = append(p.stale, key)
 	}
 	for key := range p.orders {
 		p.litter = append(p.litter, key)

@@ -99,11 +99,11 @@ func (c *change) records(window time.Duration) ([]event.Record, error) {
 		}
 	}
 	for _, key := range p.stale { // all at once, so that no reader sees old and new sums together
-		if !fresh[string(key)] {
-			records = append(records, tombstone(event.LedgerBalances, p.number, key))
+		if !fresh[key.key] {
+			records = append(records, tombstone(key.topic, p.number, []byte(key.key)))
 		}
 	}
-	for key, known := range c.orders {
+	for key, known := range c.orders { // after what was removed, so that it is not removed again
 		if err := add(toRecord(event.LedgerBalanceOrders, p.number, key.key(), known)); err != nil {
 			return nil, err
 		}

@@ -2,6 +2,7 @@ package balances
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/big"
 	"strconv"
@@ -39,7 +40,7 @@ type Balance struct {
 	Credit    string         `json:"credit"`
 	Entries   int64          `json:"entries"`       // documents that touched the account
 	Offset    int64          `json:"source_offset"` // of the last of them
-	First     int64          `json:"source_first"`  // earlier records of the partition were gone when the sum was begun
+	First     int64          `json:"source_first"`  // what was before it in the partition was gone before it could be added
 }
 
 // sum is what an account comes to in one partition.
@@ -161,15 +162,25 @@ func Collect(read func(use func(event.Record) error) error) (Totals, error) {
 		first   int64
 	}
 	latest := make(map[string]entry)
+	faults := make(map[string]error) // of records that no later one makes up for
 	err := read(func(record event.Record) error {
+		key := string(record.Key)
+		delete(latest, key)
+		delete(faults, key)
 		if record.Value == nil {
-			delete(latest, string(record.Key))
 			return nil
 		}
 		account, balance, first, err := parseBalance(record)
-		latest[string(record.Key)] = entry{account, balance, first}
-		return err
+		if err != nil {
+			faults[key] = err
+			return nil
+		}
+		latest[key] = entry{account, balance, first}
+		return nil
 	})
+	for _, fault := range faults {
+		err = errors.Join(err, fault)
+	}
 	if err != nil {
 		return Totals{}, err
 	}

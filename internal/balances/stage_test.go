@@ -307,8 +307,16 @@ func TestStage(t *testing.T) {
 		"OrdersAreGone":        func(b *bench) { b.without(event.LedgerBalanceOrders, 0) },
 		"BalancesAreGone":      func(b *bench) { b.without(event.LedgerBalances, 0) },
 		"PartOfBalancesIsGone": func(b *bench) { b.compact(); b.without(event.LedgerBalances, 3) },
-		"OffsetsAreSetBack":    func(b *bench) { b.committed = 3 },
-		"OffsetsAreAhead":      func(b *bench) { b.committed++ },
+		"ABalanceCannotBeRead": func(b *bench) {
+			b.state = append(b.state, event.Record{Topic: event.LedgerBalances, Key: []byte("none"), Value: []byte("of ours")})
+		},
+		"AnOrderCannotBeRead": func(b *bench) {
+			last := b.state[len(b.state)-1]
+			last.Value = []byte("{")
+			b.state = append(b.state, last)
+		},
+		"OffsetsAreSetBack": func(b *bench) { b.committed = 3 },
+		"OffsetsAreAhead":   func(b *bench) { b.committed++ },
 	} {
 		t.Run("BeginsAnewWhen"+name, func(t *testing.T) {
 			t.Parallel()
@@ -350,6 +358,38 @@ func TestStage(t *testing.T) {
 		b.restart(t)
 		require.EqualValues(t, 20, b.committed)
 		require.NotContains(t, b.log.String(), "rebuilt")
+	})
+
+	t.Run("MindsNothingThatWasRemovedSince", func(t *testing.T) {
+		t.Parallel()
+
+		b := newBench(t, balances.Config{})
+		b.publish(b.issueMany(t, 20)...)
+		require.Nil(t, b.run(t, 7))
+		none := event.Record{Topic: event.LedgerBalances, Key: []byte("none"), Value: []byte("of ours")}
+		gone := none
+		gone.Value = nil
+		b.state = append(b.state, none, gone)
+		b.restart(t)
+		require.EqualValues(t, 20, b.committed)
+		require.NotContains(t, b.log.String(), "rebuilt")
+	})
+
+	t.Run("SaysThatEventsWereGoneBeforeItReadThem", func(t *testing.T) {
+		t.Parallel()
+
+		b := newBench(t, balances.Config{})
+		b.publish(b.issueMany(t, 20)...)
+		require.Nil(t, b.run(t, 7))
+		b.publish(b.issueMany(t, 20)...)
+		b.first = 30
+		b.restart(t)
+		require.EqualValues(t, 30, b.committed)
+		require.Contains(t, b.log.String(), "will not be the ledger's")
+		require.NotContains(t, b.log.String(), "rebuilt")
+		require.Nil(t, b.run(t, 7))
+		b.restart(t)
+		require.EqualValues(t, 1, b.metric(t, "onceledger_balances_incomplete_partitions", ""))
 	})
 
 	t.Run("SaysThatEarlyEventsAreGone", func(t *testing.T) {

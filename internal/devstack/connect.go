@@ -20,7 +20,7 @@ import (
 
 // connectReadyTimeout bounds a start, which takes some eight seconds on a
 // machine that is idle.
-const connectReadyTimeout = 3 * time.Minute
+const connectReadyTimeout = 5 * time.Minute
 
 // ConnectConfig describes a Kafka Connect worker.
 type ConnectConfig struct {

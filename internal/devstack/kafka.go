@@ -27,7 +27,7 @@ import (
 const (
 	// kafkaReadyTimeout bounds a start. A broker takes four seconds on a machine
 	// that is idle, three take fifteen; recovery after a crash takes longer.
-	kafkaReadyTimeout = 3 * time.Minute
+	kafkaReadyTimeout = 5 * time.Minute
 	// portHeldTimeout is how long a port may be held by a process whose parent
 	// was killed just now.
 	portHeldTimeout = 3 * time.Second

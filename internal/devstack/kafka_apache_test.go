@@ -51,7 +51,7 @@ func TestKafka(t *testing.T) {
 		require.ErrorIs(t, syscall.Kill(kafka.Pid(1), 0), syscall.ESRCH)
 		kafka = startKafka(t, config)
 		require.Equal(t, bootstrap, kafka.Bootstrap())
-		require.Equal(t, 200, len(readRecords(t, bootstrap, "events", 200)))
+		require.Len(t, readRecords(t, bootstrap, "events", 200), 200)
 
 		// What nobody made is not made by using it.
 		refused := newClient(t, bootstrap, kgo.UnknownTopicRetries(0))

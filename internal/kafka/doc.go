@@ -7,6 +7,11 @@
 // handler, which leaves out in its database transaction what it has seen
 // before.
 //
+// Transactor goes from Kafka to Kafka and needs no such handler: what it writes
+// and the offsets of what it has read are one Kafka transaction.
+//
 // To see why no record is lost on the way in, read member.go (when offsets move
 // and what becomes of partitions that go) and offsets.go (the account of it).
+// Why a transactor does nothing twice is in transact.go; how it comes by the state
+// of a partition is in replay.go.
 package kafka

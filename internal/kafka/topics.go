@@ -7,16 +7,19 @@ import "github.com/onceledger/onceledger/internal/event"
 // those of one partition of events in the partition of the same number.
 // Replication 0 is the brokers' default.
 func ServiceTopics(partitions, replication int) []TopicSpec {
-	spec := func(name, policy string) TopicSpec {
-		return TopicSpec{
-			Name: name, Partitions: partitions, ReplicationFactor: replication,
-			Config: map[string]string{"cleanup.policy": policy},
-		}
+	spec := func(name string, config map[string]string) TopicSpec {
+		return TopicSpec{Name: name, Partitions: partitions, ReplicationFactor: replication, Config: config}
 	}
+	events := map[string]string{"cleanup.policy": "delete", "retention.ms": weekInMilliseconds}
+	state := map[string]string{"cleanup.policy": "compact"}
 	return []TopicSpec{
-		spec(event.OrderEvents, "delete"),
-		spec(event.BillingEvents, "delete"),
-		spec(event.LedgerBalances, "compact"),
-		spec(event.LedgerBalanceOrders, "compact"),
+		spec(event.OrderEvents, events),
+		spec(event.BillingEvents, events),
+		spec(event.LedgerBalances, state),
+		spec(event.LedgerBalanceOrders, state),
 	}
 }
+
+// weekInMilliseconds is part of the retention contract: events are remembered
+// longer than a topic can bring them again.
+const weekInMilliseconds = "604800000"

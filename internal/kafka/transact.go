@@ -208,7 +208,7 @@ func (t *Transactor) work(ctx, handlerCtx context.Context, m *member) error {
 	if err := t.ensureWriter(handlerCtx); err != nil {
 		return err
 	}
-	if err := t.restore(ctx, handlerCtx, m); err != nil {
+	if err := errors.Join(t.restore(ctx, handlerCtx, m), m.end); err != nil {
 		return err
 	}
 
@@ -264,7 +264,6 @@ func (t *Transactor) transact(ctx context.Context, m *member, records []event.Re
 	err := t.attempt(ctx, m, records, offsets)
 	if err == nil {
 		t.metrics.committed.Observe(time.Since(started).Seconds())
-		t.replaceDoubtfulWriter(ctx)
 		return nil
 	}
 
@@ -286,7 +285,6 @@ func (t *Transactor) transact(ctx context.Context, m *member, records []event.Re
 			if errors.Is(err, errTruncated) {
 				t.truncated.Store(true)
 			}
-			t.replaceDoubtfulWriter(abortCtx)
 			return fmt.Errorf("transaction aborted: %w", err)
 		}
 		err = errors.Join(err, fmt.Errorf("abort: %w", abortErr))
@@ -479,7 +477,19 @@ func (m *member) rewind(at place, next int64, source transact.Source) error {
 	return nil
 }
 
+// ensureWriter has a writer that may begin a transaction.
+//
+// One that lost an answer on the way is replaced. The client speaks the first
+// version of Kafka's transaction protocol, in which all transactions of a writer
+// look alike (KIP-890): a request that was sent again may arrive late and be taken
+// for one of the next transaction. A new writer has another epoch, and what is
+// still under way of the old one is refused.
 func (t *Transactor) ensureWriter(ctx context.Context) error {
+	if t.writer != nil && t.writer.initialised && t.writer.doubtful.Load() {
+		t.config.Log.Warn("Kafka left a request unanswered; going on with a new transactional producer")
+		t.metrics.replaced.Inc()
+		t.dropWriter()
+	}
 	if t.writer == nil {
 		opened, err := newWriter(t.config)
 		if err != nil {
@@ -501,19 +511,6 @@ func (t *Transactor) ensureWriter(ctx context.Context) error {
 	t.writer.initialised = true
 	t.writer.doubtful.Store(false)
 	return nil
-}
-
-// replaceDoubtfulWriter gives up a writer that lost an answer on the way. The
-// client speaks the first version of Kafka's transaction protocol, in which all
-// transactions of a writer look alike (KIP-890): a request that was sent again
-// may arrive late and end the next one. A new writer has another epoch, and what
-// is still under way of the old one is refused.
-func (t *Transactor) replaceDoubtfulWriter(context.Context) {
-	if t.writer.doubtful.Load() {
-		t.config.Log.Warn("Kafka left a request unanswered; going on with a new transactional producer")
-		t.metrics.replaced.Inc()
-		t.dropWriter()
-	}
 }
 
 func (t *Transactor) dropWriter() {

@@ -199,7 +199,7 @@ func (c *connector) dieAt(t *testing.T, point string, l *load) {
 			return err == nil
 		}, waiting, time.Millisecond, "the connector never makes its slot")
 		c.kill(t)
-		<-began // with an error or not: it was on its way
+		_ = <-began // an error or not: it was on its way
 	case startingAgain:
 		require.NoError(t, c.connect.Start(t.Context()))
 		l.advance(t, 10)

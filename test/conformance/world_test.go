@@ -28,7 +28,7 @@ import (
 const partitions = 6
 
 // waiting bounds each wait for something that comes by itself.
-const waiting = 2 * time.Minute
+const waiting = 4 * time.Minute
 
 // world is a database of one test's own, the topics of a broker, and an account
 // of what was committed to the one and has come on the others. The topics may be
