@@ -2,7 +2,6 @@ package conformance_test
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -18,8 +17,6 @@ import (
 	"github.com/onceledger/onceledger/internal/pgtest"
 	"github.com/onceledger/onceledger/internal/relay"
 )
-
-var backlog = flag.Int("backlog", 20_000, "events that wait for a relay which was never there")
 
 // bench is a world with the kind of relay under test, at one broker.
 type bench struct {
@@ -302,13 +299,13 @@ func idOf(at time.Time) uuid.UUID {
 }
 
 func aBacklog(t *testing.T, b *bench) {
-	o := b.orders(*backlog / 20)
-	for left := *backlog; left > 0; left -= 1000 {
+	o := b.orders(b.result.backlog / 20)
+	for left := b.result.backlog; left > 0; left -= 1000 {
 		b.commit(t, o.events(min(left, 1000))...)
 	}
 	r := b.carrier(t, "relay")
 	r.start(t)
-	b.receive(t, *backlog/3)
+	b.receive(t, b.result.backlog/3)
 	r.kill(t)
 	r.start(t)
 	b.receiveAll(t)

@@ -14,7 +14,7 @@ func TestConformanceAtApacheKafka(t *testing.T) {
 	printTable(t, &results)
 	s := startApache(t)
 	for _, kind := range []relay.Kind{relay.KindWAL, relay.KindPoll, relay.KindDebezium} {
-		of := &result{relay: string(kind), broker: "Apache Kafka"}
+		of := &result{relay: string(kind), broker: "Apache Kafka", backlog: 100_000}
 		results = append(results, of)
 		t.Run(string(kind), func(t *testing.T) {
 			runCases(t, of, kind != relay.KindDebezium, func(t *testing.T) *bench {
@@ -30,7 +30,7 @@ func TestConformanceAtApacheKafka(t *testing.T) {
 // TestConformanceOfDebeziumEmbedded runs the suite on Debezium at the embedded
 // broker.
 func TestConformanceOfDebeziumEmbedded(t *testing.T) {
-	of := &result{relay: string(relay.KindDebezium), broker: "embedded"}
+	of := &result{relay: string(relay.KindDebezium), broker: "embedded", backlog: 20_000}
 	printTable(t, &[]*result{of})
 	s := startOnEmbedded(t)
 	runCases(t, of, false, func(t *testing.T) *bench { return debeziumBench(t, s) })

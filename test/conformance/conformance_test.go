@@ -25,7 +25,7 @@ func TestConformance(t *testing.T) {
 	var results []*result
 	printTable(t, &results)
 	for _, kind := range []relay.Kind{relay.KindWAL, relay.KindPoll} {
-		of := &result{relay: string(kind), broker: "embedded"}
+		of := &result{relay: string(kind), broker: "embedded", backlog: 20_000}
 		results = append(results, of)
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()

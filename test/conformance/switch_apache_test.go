@@ -185,7 +185,7 @@ func toADebeziumThatIsRefused(t *testing.T, s *services) {
 // Goal: what a snapshot of Debezium's has not brought out yet is not taken for
 // delivered, wherever it is interrupted.
 func leavingDebeziumBeforeItsSnapshotIsOut(t *testing.T, s *services) {
-	for round := range 4 {
+	for round := range 3 {
 		w := newWorld(t, s.bootstrap)
 		client := newClient(t, s)
 		c := &crew{world: w, config: switchover.Config{
@@ -193,7 +193,7 @@ func leavingDebeziumBeforeItsSnapshotIsOut(t *testing.T, s *services) {
 			Connect: client, Wait: waiting, Say: t.Logf,
 		}}
 		o := c.orders(500)
-		for range 30 {
+		for range 20 {
 			c.commit(t, o.events(1000)...)
 		}
 		c.assign(t, relay.KindDebezium)
@@ -205,7 +205,7 @@ func leavingDebeziumBeforeItsSnapshotIsOut(t *testing.T, s *services) {
 		}
 		slot, err := db.New().SlotGet(t.Context(), c.pool, debeziumSlot(t, w))
 		require.NoError(t, err)
-		if round == 3 {
+		if round == 2 {
 			s.connect.Kill()
 			require.NoError(t, s.connect.Start(t.Context()))
 		}

@@ -19,6 +19,7 @@ var tableFile = flag.String("table", "", "append the table of what was seen to t
 // result is what was seen of a relay at a broker.
 type result struct {
 	relay, broker string
+	backlog       int // events that wait for a relay which was never there
 
 	mutex      sync.Mutex
 	cases      int
