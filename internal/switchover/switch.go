@@ -69,7 +69,9 @@ func Switch(ctx context.Context, config Config, to relay.Kind) (Report, error) {
 	}
 	report := Report{From: s.from, To: to}
 	if s.from == to {
-		return report, nil
+		if left, err := s.leftSlot(ctx, to); err != nil || !left {
+			return report, err
+		}
 	}
 	if err := s.check(ctx, to); err != nil {
 		return Report{}, fmt.Errorf("nothing was changed: %w", err)
@@ -88,6 +90,23 @@ type switching struct {
 	conn     *pgx.Conn
 	from     relay.Kind
 	debezium string // its slot
+}
+
+// leftSlot reports whether a switch to Debezium was interrupted while the relay
+// still had the job: its slot is there then, and nobody reads it. To take the job
+// once more drops it.
+func (s *switching) leftSlot(ctx context.Context, to relay.Kind) (bool, error) {
+	if to == relay.KindDebezium {
+		return false, nil
+	}
+	_, err := db.New().SlotGet(ctx, s.conn, s.debezium)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for slot %s: %w", s.debezium, err)
+	}
+	return true, nil
 }
 
 // check looks for what would stop the switch half-way.

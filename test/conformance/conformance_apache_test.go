@@ -10,6 +10,8 @@ import (
 
 // TestConformanceAtApacheKafka runs the suite on each relay at Apache Kafka.
 func TestConformanceAtApacheKafka(t *testing.T) {
+	t.Parallel()
+
 	var results []*result
 	printTable(t, &results)
 	s := startApache(t)
@@ -30,6 +32,8 @@ func TestConformanceAtApacheKafka(t *testing.T) {
 // TestConformanceOfDebeziumEmbedded runs the suite on Debezium at the embedded
 // broker.
 func TestConformanceOfDebeziumEmbedded(t *testing.T) {
+	t.Parallel()
+
 	of := &result{relay: string(relay.KindDebezium), broker: "embedded", backlog: 20_000}
 	printTable(t, &[]*result{of})
 	s := startOnEmbedded(t)

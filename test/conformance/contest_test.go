@@ -74,6 +74,8 @@ type drained struct {
 // TestContest puts each relay through the same kills and the same backlog, at one
 // Apache Kafka and on one Postgres that syncs, one after another.
 func TestContest(t *testing.T) {
+	t.Parallel()
+
 	s := startApache(t)
 	server := pgtest.Server(t)
 	var scores []score

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -33,9 +34,20 @@ type services struct {
 	connect   *devstack.Connect
 }
 
+// java is for one Kafka and one Connect at a time: together they are too much for
+// a small machine.
+var java sync.Mutex
+
+func takeJava(t *testing.T) {
+	t.Helper()
+	java.Lock()
+	t.Cleanup(java.Unlock)
+}
+
 // startApache starts Apache Kafka and Connect, for a test and all below it.
 func startApache(t *testing.T) *services {
 	t.Helper()
+	takeJava(t)
 	dir := t.TempDir()
 	kafka, err := devstack.StartKafka(t.Context(), devstack.KafkaConfig{
 		Dir: filepath.Join(dir, "kafka"), JavaHome: os.Getenv("JAVA_HOME"), FallbackDir: jars(), Logf: t.Logf,
@@ -57,6 +69,7 @@ func startApache(t *testing.T) *services {
 // replicas). So all of them are made ahead.
 func startOnEmbedded(t *testing.T) *services {
 	t.Helper()
+	takeJava(t)
 	broker := kafkatest.New(t)
 	for _, topic := range []string{event.OrderEvents, event.BillingEvents} {
 		require.NoError(t, broker.CreateTopic(topic, partitions, nil))
@@ -94,6 +107,8 @@ type connector struct {
 	connect *devstack.Connect
 	client  *debezium.Client
 	slot    string
+
+	registered bool // Connect knows it from then on
 }
 
 func debeziumSlot(t *testing.T, w *world) string {
@@ -134,12 +149,14 @@ func (c *connector) start(t *testing.T) {
 }
 
 func (c *connector) begin(ctx context.Context) error {
-	if err := c.connect.Start(ctx); err != nil {
+	if err := c.connect.Start(ctx); err != nil || c.registered {
 		return err
 	}
-	return c.client.Register(ctx, debezium.Params{
+	err := c.client.Register(ctx, debezium.Params{
 		DatabaseURL: c.w.database.URL("relay"), Slot: c.slot, Publication: relay.DefaultPublication,
 	})
+	c.registered = err == nil
+	return err
 }
 
 func (c *connector) waitCarrying(t *testing.T) {
@@ -199,7 +216,7 @@ func (c *connector) dieAt(t *testing.T, point string, l *load) {
 			return err == nil
 		}, waiting, time.Millisecond, "the connector never makes its slot")
 		c.kill(t)
-		_ = <-began // an error or not: it was on its way
+		t.Logf("killed on its way: %v", <-began)
 	case startingAgain:
 		require.NoError(t, c.connect.Start(t.Context()))
 		l.advance(t, 10)

@@ -27,6 +27,8 @@ func newCrewWithConnect(t *testing.T, s *services) *crew {
 // TestSwitchOverAtApacheKafka switches between all three relays. It runs one
 // thing after another: there is one Connect.
 func TestSwitchOverAtApacheKafka(t *testing.T) {
+	t.Parallel()
+
 	s := startApache(t)
 	for _, from := range []relay.Kind{relay.KindWAL, relay.KindPoll, relay.KindDebezium} {
 		for _, to := range []relay.Kind{relay.KindWAL, relay.KindPoll, relay.KindDebezium} {

@@ -298,9 +298,34 @@ func TestSwitchOverIsGivenUp(t *testing.T) {
 	c.receiveAll(t)
 }
 
+// Goal: a switch to Debezium that is interrupted while poll still has the job
+// leaves a slot that nobody reads; the next switch, though it is to poll, drops it.
+func TestSwitchOverToDebeziumIsInterrupted(t *testing.T) {
+	t.Parallel()
+
+	c := newCrew(t, embedded(t))
+	c.config.Connect = connectWithoutDebezium(t).Client
+	c.carriedBy(t, relay.KindWAL)
+	l := c.startLoad(t, 3, 10*time.Millisecond)
+	c.switchTo(t, relay.KindPoll)
+	left := 0
+	for n := 1; n <= 13; n++ {
+		require.True(t, c.interrupt(t, relay.KindDebezium, n))
+		if _, err := db.New().SlotGet(t.Context(), c.pool, c.slot+"_debezium"); err == nil {
+			left++
+		}
+		c.switchTo(t, relay.KindPoll)
+		c.requireSettled(t, relay.KindPoll)
+		l.advance(t, 5)
+	}
+	require.Positive(t, left, "it was never interrupted where it leaves a slot")
+	l.finish(t)
+	c.receiveAll(t)
+	t.Logf("%d events, %d duplicates; a slot was left %d times", len(c.world.order), c.duplicates(), left)
+}
+
 // Goal: where Debezium cannot begin, poll goes on, by way of which the switch is,
-// and the reason is told. Where no Connect answers nothing is changed. The Connect
-// here is one without the plugin, as far as the switch asks.
+// and the reason is told. Where no Connect answers nothing is changed.
 func TestSwitchOverToAConnectWithoutDebezium(t *testing.T) {
 	t.Parallel()
 
@@ -308,15 +333,6 @@ func TestSwitchOverToAConnectWithoutDebezium(t *testing.T) {
 		t.Run(string(in), func(t *testing.T) {
 			t.Parallel()
 
-			connect := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if r.URL.Path == "/connector-plugins" {
-					fmt.Fprint(w, `[{"class":"org.apache.kafka.connect.mirror.MirrorSourceConnector"}]`)
-					return
-				}
-				w.WriteHeader(http.StatusNotFound)
-				fmt.Fprint(w, `{"error_code":404,"message":"No status found for connector"}`)
-			}))
-			t.Cleanup(connect.Close)
 			c := newCrew(t, embedded(t))
 			c.carriedBy(t, relay.KindWAL)
 			if in != relay.KindWAL {
@@ -328,13 +344,13 @@ func TestSwitchOverToAConnectWithoutDebezium(t *testing.T) {
 
 			_, err := switchover.Switch(t.Context(), c.config, relay.KindDebezium)
 			require.ErrorContains(t, err, "nothing was changed: Debezium runs in Kafka Connect: say where that is")
-			c.config.Connect, err = debezium.NewClient(debezium.ClientConfig{URL: connect.URL})
-			require.NoError(t, err)
+			connect := connectWithoutDebezium(t)
+			c.config.Connect = connect.Client
 			_, err = switchover.Switch(t.Context(), c.config, relay.KindDebezium)
 			require.ErrorIs(t, err, debezium.ErrNoPlugin)
 			require.ErrorContains(t, err, "poll goes on")
 			c.requireSettled(t, relay.KindPoll)
-			connect.Close()
+			connect.server.Close()
 			_, err = switchover.Switch(t.Context(), c.config, relay.KindDebezium)
 			require.ErrorIs(t, err, debezium.ErrUnreachable)
 			require.ErrorContains(t, err, "nothing was changed")
@@ -345,4 +361,27 @@ func TestSwitchOverToAConnectWithoutDebezium(t *testing.T) {
 			c.receiveAll(t)
 		})
 	}
+}
+
+// fakeConnect is a Connect without the plugin, as far as a switch asks.
+type fakeConnect struct {
+	*debezium.Client
+
+	server *httptest.Server
+}
+
+func connectWithoutDebezium(t *testing.T) fakeConnect {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/connector-plugins" {
+			fmt.Fprint(w, `[{"class":"org.apache.kafka.connect.mirror.MirrorSourceConnector"}]`)
+			return
+		}
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprint(w, `{"error_code":404,"message":"No status found for connector"}`)
+	}))
+	t.Cleanup(server.Close)
+	client, err := debezium.NewClient(debezium.ClientConfig{URL: server.URL})
+	require.NoError(t, err)
+	return fakeConnect{client, server}
 }
