@@ -47,8 +47,8 @@ test-kafka: go gcc ## Run the tests that need Java, on Apache Kafka, Connect and
 	for dir in $$(grep -rl --include='*_test.go' '^//go:build apache$$' cmd internal test | xargs -n 1 dirname | sort -u); do \
 		names=$$(grep -l '^//go:build apache$$' $$dir/*_test.go | xargs sed -n 's/^func \(Test[A-Z0-9][A-Za-z0-9_]*\)(t \*testing\.T).*/\1/p' | paste -sd '|'); \
 		test -n "$$names" || { echo "there is no test in the files of $$dir with the build tag apache"; failed=1; continue; }; \
-		echo "$(GO) test -race -tags apache -timeout 20m -run '^($$names)$$' ./$$dir"; \
-		$(GO) test -race -tags apache -timeout 20m -run "^($$names)\$$" ./$$dir || failed=1; \
+		echo "$(GO) test -race -tags apache -timeout 45m -run '^($$names)$$' ./$$dir"; \
+		$(GO) test -race -tags apache -timeout 45m -run "^($$names)\$$" ./$$dir || failed=1; \
 	done; \
 	test -z "$$failed"
 

@@ -42,11 +42,15 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, public, pg_temp AS $$
 $$;
 
 -- Every outbox row with a tx_id below it is delivered, whichever relay carries
--- them; NULL if nothing is known.
+-- them; NULL if nothing is known. A slot of Debezium's that is not read may be new,
+-- made in place of one that was lost: then it says nothing of the rows before.
 CREATE FUNCTION outbox_delivered_xmin(relay_slot text) RETURNS xid8
 LANGUAGE sql STABLE SET search_path = pg_catalog, public, pg_temp AS $$
   SELECT CASE WHEN assignment.relay = 'debezium'
-    THEN coalesce(slot_oldest_xid(relay_debezium_slot(relay_slot)), assignment.since)
+    THEN coalesce(
+      (SELECT slot_oldest_xid(slot_name::text) FROM pg_replication_slots
+        WHERE slot_name = relay_debezium_slot(relay_slot) AND active),
+      assignment.since)
     ELSE position.snapshot_xmin
   END
   FROM (SELECT) AS one_row

@@ -100,12 +100,12 @@ INSERT INTO relay_assignment AS assignment (slot_name, relay, target)
 VALUES (@slot_name, 'none', @target)
 ON CONFLICT (slot_name) DO UPDATE SET relay = 'none', target = excluded.target, changed_at = now();
 
--- RelayAssignmentSettle gives the job to the switch's target. Rows of
--- transactions below since were delivered before.
--- name: RelayAssignmentSettle :exec
+-- RelayAssignmentSettle gives the job to the switch's target; 0 rows if another
+-- switch has begun. Rows of transactions below since were delivered before.
+-- name: RelayAssignmentSettle :execrows
 UPDATE relay_assignment
 SET relay = target, since = @since, changed_at = now()
-WHERE slot_name = @slot_name AND target = @target;
+WHERE slot_name = @slot_name AND target = @target AND relay = 'none';
 
 -- RelayFault is what keeps events from reaching Kafka, as far as the database
 -- can tell; empty if nothing does.

@@ -173,17 +173,20 @@ func (q *Queries) RelayAssignmentGet(ctx context.Context, db DBTX, slotName stri
 	return i, err
 }
 
-const relayAssignmentSettle = `-- name: RelayAssignmentSettle :exec
+const relayAssignmentSettle = `-- name: RelayAssignmentSettle :execrows
 UPDATE relay_assignment
 SET relay = target, since = $1, changed_at = now()
-WHERE slot_name = $2 AND target = $3
+WHERE slot_name = $2 AND target = $3 AND relay = 'none'
 `
 
-// RelayAssignmentSettle gives the job to the switch's target. Rows of
-// transactions below since were delivered before.
-func (q *Queries) RelayAssignmentSettle(ctx context.Context, db DBTX, since uint64, slotName string, target string) error {
-	_, err := db.Exec(ctx, relayAssignmentSettle, since, slotName, target)
-	return err
+// RelayAssignmentSettle gives the job to the switch's target; 0 rows if another
+// switch has begun. Rows of transactions below since were delivered before.
+func (q *Queries) RelayAssignmentSettle(ctx context.Context, db DBTX, since uint64, slotName string, target string) (int64, error) {
+	result, err := db.Exec(ctx, relayAssignmentSettle, since, slotName, target)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
 }
 
 const relayFault = `-- name: RelayFault :one

@@ -85,6 +85,8 @@ func (s *session) run(ctx context.Context) error {
 	}
 	ticker := time.NewTicker(s.relay.config.ConfirmEvery)
 	defer ticker.Stop()
+	// Soon at first, so that one that dies young again and again gets ahead.
+	early := time.After(s.relay.config.ConfirmEvery / 10)
 	told := ctx.Done()
 	var late <-chan time.Time
 	for {
@@ -99,6 +101,8 @@ func (s *session) run(ctx context.Context) error {
 				return readErr
 			}
 			err = s.handleBatch(ctx, batch)
+		case <-early:
+			err = s.tick(ctx, next != nil)
 		case <-ticker.C:
 			err = s.tick(ctx, next != nil)
 		case <-s.signal:

@@ -54,6 +54,9 @@ func connectForReplication(ctx context.Context, url string) (*pgconn.PgConn, err
 	config.RuntimeParams["replication"] = "database"
 	config.RuntimeParams["application_name"] = "onceledger-relay"
 	config.RuntimeParams["wal_sender_timeout"] = "5s"
+	// The same where it has the turn and does not read yet.
+	config.RuntimeParams["idle_session_timeout"] = "5s"
+	config.RuntimeParams["idle_in_transaction_session_timeout"] = "5s"
 	config.RuntimeParams["timezone"] = "UTC"
 	config.RuntimeParams["datestyle"] = "ISO"
 	if config.ConnectTimeout == 0 {

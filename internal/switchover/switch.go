@@ -221,7 +221,11 @@ func (s *switching) takeOver(ctx context.Context, to relay.Kind) error {
 }
 
 func (s *switching) settle(ctx context.Context, to relay.Kind, since uint64) error {
-	if err := db.New().RelayAssignmentSettle(ctx, s.conn, since, s.Slot, string(to)); err != nil {
+	settled, err := db.New().RelayAssignmentSettle(ctx, s.conn, since, s.Slot, string(to))
+	if err == nil && settled == 0 {
+		err = errors.New("another switch has begun meanwhile")
+	}
+	if err != nil {
 		return s.unfinished(to, err)
 	}
 	return nil
