@@ -19,7 +19,9 @@ import (
 func (b *bench) assign(t *testing.T, kind relay.Kind) {
 	t.Helper()
 	require.NoError(t, db.New().RelayAssignmentBegin(t.Context(), b.pool, b.slot, string(kind)))
-	require.NoError(t, db.New().RelayAssignmentSettle(t.Context(), b.pool, 0, b.slot, string(kind)))
+	settled, err := db.New().RelayAssignmentSettle(t.Context(), b.pool, 0, b.slot, string(kind))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, settled)
 }
 
 // Rows that were restored from another server's dump have that server's
