@@ -107,7 +107,9 @@ func endsOf(t *testing.T, bootstrap string) map[string]map[int32]kgo.Offset {
 func (w *world) assign(t *testing.T, kind relay.Kind) {
 	t.Helper()
 	require.NoError(t, db.New().RelayAssignmentBegin(t.Context(), w.pool, w.slot, string(kind)))
-	require.NoError(t, db.New().RelayAssignmentSettle(t.Context(), w.pool, 0, w.slot, string(kind)))
+	settled, err := db.New().RelayAssignmentSettle(t.Context(), w.pool, 0, w.slot, string(kind))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, settled)
 }
 
 func (w *world) exec(t *testing.T, sql string, args ...any) {
