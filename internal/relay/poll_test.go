@@ -54,8 +54,10 @@ func TestPollSendsRestoredRowsOnce(t *testing.T) {
 func TestPollReadsWhatIsNew(t *testing.T) {
 	t.Parallel()
 
-	b := setup(t)
-	open, err := pgtest.New(t).Pool(t, "").Begin(t.Context())
+	// A server of its own: an open transaction keeps the records of all relays back.
+	server := pgtest.Server(t)
+	b := setupOn(t, server.New(t))
+	open, err := server.New(t).Pool(t, "").Begin(t.Context())
 	require.NoError(t, err)
 	_, err = open.Exec(t.Context(), "SELECT pg_current_xact_id()")
 	require.NoError(t, err)
