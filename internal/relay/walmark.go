@@ -43,7 +43,7 @@ func (m *mark) due(now summary, asked bool) bool {
 	}
 	return m.position.Lsn == 0 || // the slot is new
 		now.delivered > m.events ||
-		confirmable >= m.next.lsn && m.next.events > m.covered ||
+		confirmable >= m.next.lsn && now.delivered > m.covered || // until it covers the last event
 		confirmable-m.position.Lsn >= idleAdvance ||
 		asked // by a server that will not stop before everything is confirmed
 }
