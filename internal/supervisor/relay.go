@@ -42,43 +42,54 @@ func (s *supervisor) checkJava(ctx context.Context) error {
 	return nil
 }
 
-// useRelay has the wanted relay carry the outbox, or the one that did so far. It
-// returns the address of Kafka Connect if that runs, which it does for Debezium.
-func (s *supervisor) useRelay(ctx context.Context, databases Databases, brokers string) (connectURL string, err error) {
+// relaySwitch is what there is to do until the wanted relay carries the outbox.
+type relaySwitch struct {
+	from, to   relay.Kind
+	connectURL string // of Kafka Connect, if it runs
+	config     switchover.Config
+}
+
+// prepareRelay starts what the wanted relay needs, which is the one that did the
+// job so far if none was asked for.
+func (s *supervisor) prepareRelay(ctx context.Context, databases Databases, brokers string) (relaySwitch, error) {
 	conn, err := pgx.Connect(ctx, databases.Relay)
 	if err != nil {
-		return "", fmt.Errorf("look for the relay: %w", err)
+		return relaySwitch{}, fmt.Errorf("look for the relay: %w", err)
 	}
 	assigned, err := relay.Assigned(ctx, conn, s.config.RelaySlot)
 	_ = conn.Close(ctx)
 	if err != nil {
-		return "", err
+		return relaySwitch{}, err
 	}
-	wanted := assigned
-	if s.config.Relay != "" {
-		wanted = relay.Kind(s.config.Relay)
-	}
-
-	config := switchover.Config{
+	sw := relaySwitch{from: assigned, to: assigned, config: switchover.Config{
 		URL: databases.Relay, Slot: s.config.RelaySlot, Publication: relay.DefaultPublication, Say: s.say,
+	}}
+	if s.config.Relay != "" {
+		sw.to = relay.Kind(s.config.Relay)
 	}
 	// To leave Debezium takes Connect as well: it knows how far that was.
-	if assigned == relay.KindDebezium || wanted == relay.KindDebezium {
-		if connectURL, err = s.startConnect(ctx, brokers); err != nil {
-			return "", err
+	if sw.from == relay.KindDebezium || sw.to == relay.KindDebezium {
+		if sw.connectURL, err = s.startConnect(ctx, brokers); err != nil {
+			return relaySwitch{}, err
 		}
-		if config.Connect, err = debezium.NewClient(debezium.ClientConfig{URL: connectURL}); err != nil {
-			return "", err
+		if sw.config.Connect, err = debezium.NewClient(debezium.ClientConfig{URL: sw.connectURL}); err != nil {
+			return relaySwitch{}, err
 		}
 	}
-	if wanted == assigned {
-		return connectURL, nil
+	return sw, nil
+}
+
+// switchRelay has the wanted relay carry the outbox. The worker runs by then: it
+// takes part.
+func (s *supervisor) switchRelay(ctx context.Context, sw relaySwitch) error {
+	if sw.from == sw.to {
+		return nil
 	}
-	s.say("switching from the relay %s to %s", assigned, wanted)
-	if _, err := switchover.Switch(ctx, config, wanted); err != nil {
-		return "", fmt.Errorf("--relay=%s: %w", wanted, err)
+	s.say("switching from the relay %s to %s", sw.from, sw.to)
+	if _, err := switchover.Switch(ctx, sw.config, sw.to); err != nil {
+		return fmt.Errorf("--relay=%s: %w", sw.to, err)
 	}
-	return connectURL, nil
+	return nil
 }
 
 // startConnect starts Kafka Connect, which Debezium is a part of, and keeps it

@@ -160,10 +160,11 @@ func (s *supervisor) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	connections := Connections{Databases: databases, KafkaBrokers: brokers}
-	if connections.Connect, err = s.useRelay(ctx, databases, brokers); err != nil {
+	relay, err := s.prepareRelay(ctx, databases, brokers)
+	if err != nil {
 		return err
 	}
+	connections := Connections{Databases: databases, KafkaBrokers: brokers, Connect: relay.connectURL}
 	if err := s.saveConnections(connections); err != nil {
 		return err
 	}
@@ -186,6 +187,9 @@ func (s *supervisor) start(ctx context.Context) error {
 	s.keepProgram(ctx, "api", apiStopTimeout,
 		"DATABASE_URL="+databases.API,
 		"ONCELEDGER_ADDR="+apiAddr)
+	if err := s.switchRelay(ctx, relay); err != nil {
+		return err
+	}
 
 	s.say("waiting until the pipeline is ready")
 	readyCtx, cancel := context.WithTimeout(ctx, s.config.ReadyTimeout)

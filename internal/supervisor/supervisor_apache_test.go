@@ -4,7 +4,9 @@ package supervisor
 
 import (
 	"bytes"
+	"context"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -15,9 +17,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/onceledger/onceledger/internal/kafka"
 	"github.com/onceledger/onceledger/internal/pgtest"
+	"github.com/onceledger/onceledger/internal/relay"
 )
 
 // TestRunApache: Apache Kafka and Debezium are parts like the others.
@@ -45,6 +50,7 @@ func TestRunApache(t *testing.T) {
 	t.Run("Debezium", func(t *testing.T) {
 		config := newApacheConfig(t)
 		config.Relay = "debezium"
+		relayBeside(t, config.Home)
 		run := start(t, config)
 		connections, err := ReadConnections(config.Home)
 		require.NoError(t, err)
@@ -64,6 +70,41 @@ func TestRunApache(t *testing.T) {
 		require.Equal(t, connections.Connect, again.Connect)
 		waitRunning(t, again.Connect)
 		require.NoError(t, run.end())
+	})
+}
+
+// relayBeside relays as a worker does, once it is known where: the worker of these
+// tests does not, and to hand over to Debezium takes a relay at work.
+func relayBeside(t *testing.T, home string) {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var connections Connections
+		for err := error(os.ErrNotExist); err != nil; connections, err = ReadConnections(home) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		r, err := relay.NewRelay(relay.Config{
+			URL: connections.Databases.Relay,
+			Log: log,
+			NewPublisher: func(reports relay.Reports) (relay.Publisher, error) {
+				return kafka.NewProducer(kafka.ProducerConfig{
+					Brokers: connections.KafkaBrokers, Log: log, Delivered: reports.Delivered, Reachable: reports.Reachable,
+				})
+			},
+		})
+		assert.NoError(t, err)
+		assert.NoError(t, r.Run(ctx))
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
 	})
 }
 
