@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,8 +27,7 @@ func newDrillCommand() *cobra.Command {
 		Use:   "drill",
 		Short: "Break a running system on purpose, and account for what becomes of it",
 	}
-	command.AddCommand(newDrillSlotLossCommand())
-	return command
+	return group(command, newDrillSlotLossCommand())
 }
 
 func newDrillSlotLossCommand() *cobra.Command {
@@ -53,7 +54,9 @@ Environment:
                       what "onceledger up" runs
   DATABASE_URL        the same, with the login onceledger_verify
   KAFKA_BROKERS       host:port, separated by commas
-  ONCELEDGER_ADDR     where the API listens (127.0.0.1:8080)
+  ONCELEDGER_ADDR     where the API listens, as host:port. Unset: where that of
+                      "onceledger up" does, or 127.0.0.1:8080 where
+                      RELAY_DATABASE_URL is set
   ONCELEDGER_API_KEY  a key of the API; unset: the one in $ONCELEDGER_HOME/api-key
   RELAY_SLOT          the replication slot, as for the worker
   ONCELEDGER_HOME     the folder of "onceledger up" (.onceledger)
@@ -71,6 +74,14 @@ Environment:
 
 func runSlotLoss(cmd *cobra.Command, config drill.Config) error {
 	ctx := cmd.Context()
+	switch {
+	case config.Orders < 0:
+		return fmt.Errorf("--orders is %d: want 0 or more", config.Orders)
+	case config.Away < 0:
+		return fmt.Errorf("--away is %s: want 0 or more", config.Away)
+	case config.Wait <= config.Away:
+		return fmt.Errorf("--wait is %s: want more than --away, which is %s", config.Wait, config.Away)
+	}
 	target, err := relayTarget()
 	if err != nil {
 		return err
@@ -96,7 +107,17 @@ func runSlotLoss(cmd *cobra.Command, config drill.Config) error {
 	}
 	defer config.DB.Close()
 	config.RelayURL, config.Slot, config.Brokers = target.url, target.slot, brokers
-	config.API = "http://" + cmp.Or(os.Getenv("ONCELEDGER_ADDR"), "127.0.0.1:8080")
+	config.API = cmp.Or(target.api, "http://127.0.0.1:8080")
+	if addr := os.Getenv("ONCELEDGER_ADDR"); addr != "" {
+		_, port, err := net.SplitHostPort(addr)
+		if err == nil {
+			_, err = strconv.ParseUint(port, 10, 16)
+		}
+		if err != nil {
+			return fmt.Errorf("ONCELEDGER_ADDR is %q, want host:port: %w", addr, err)
+		}
+		config.API = "http://" + addr
+	}
 	config.Say = func(format string, args ...any) { cmd.PrintErrf(format+"\n", args...) }
 	config.Lag = func(ctx context.Context) (committed, end map[int32]int64, err error) {
 		return kafka.GroupLag(ctx, brokers, billing.Consumer, event.OrderEvents)

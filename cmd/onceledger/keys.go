@@ -86,8 +86,7 @@ one that "onceledger up" runs.`,
 			return nil
 		}),
 	}
-	command.AddCommand(create, list, revoke)
-	return command
+	return group(command, create, list, revoke)
 }
 
 // withConn gives a command a connection to the database, as its owner.

@@ -76,8 +76,7 @@ slot before the first order.`,
 			return printStatus(cmd, url)
 		},
 	}
-	command.AddCommand(up, down, status)
-	return command
+	return group(command, up, down, status)
 }
 
 func printStatus(cmd *cobra.Command, url string) error {

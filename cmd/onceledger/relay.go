@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -21,6 +24,9 @@ Environment:
                       that "onceledger up" runs
   CONNECT_URL         Kafka Connect's REST interface, where Debezium runs. Unset: the
                       one that "onceledger up --relay=debezium" runs
+  CONNECTOR_DATABASE_URL
+                      the database of RELAY_DATABASE_URL as Kafka Connect reaches it.
+                      Unset: the same address
   RELAY_SLOT          the replication slot, as for the worker; default onceledger_outbox
   ONCELEDGER_HOME     the folder of "onceledger up" (.onceledger)
 `
@@ -35,8 +41,7 @@ There are three: wal reads the write-ahead log, poll the table, and debezium is 
 connector of Kafka Connect's. docs/relays.md says what each is good for.
 ` + relayEnvironment,
 	}
-	command.AddCommand(newRelayStatusCommand(), newRelaySwitchCommand())
-	return command
+	return group(command, newRelayStatusCommand(), newRelaySwitchCommand())
 }
 
 func newRelayStatusCommand() *cobra.Command {
@@ -94,7 +99,7 @@ was interrupted is run again, to the same relay or another.
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			kind, err := relay.ParseKind(to)
 			if err != nil {
-				return err
+				return fmt.Errorf("--to: %w", err)
 			}
 			target, err := relayTarget()
 			if err != nil {
@@ -113,6 +118,8 @@ was interrupted is run again, to the same relay or another.
 				if err != nil {
 					return fmt.Errorf("CONNECT_URL: %w", err)
 				}
+			} else if err := checkNoConnect(cmd.Context(), target, kind, abandon); err != nil {
+				return err
 			}
 			report, err := switchover.Switch(cmd.Context(), config, kind)
 			if err != nil {
@@ -134,14 +141,55 @@ was interrupted is run again, to the same relay or another.
 	return cmd
 }
 
+// checkNoConnect says so if the switch takes Kafka Connect, of which nobody said
+// where it is.
+func checkNoConnect(ctx context.Context, target relayAt, to relay.Kind, abandon bool) error {
+	conn, err := pgx.Connect(ctx, target.url)
+	if err != nil {
+		return fmt.Errorf("RELAY_DATABASE_URL: reach database: %w", err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	from, err := relay.Assigned(ctx, conn, target.slot)
+	if err != nil {
+		return err
+	}
+	switch {
+	case from == to:
+		return nil
+	case to == relay.KindDebezium:
+		return errors.New("CONNECT_URL is not set: Debezium runs in Kafka Connect: want the address of its REST interface, http://host:8083")
+	case from == relay.KindDebezium && !abandon:
+		return errors.New("CONNECT_URL is not set: the relay is debezium, and Kafka Connect knows how far it is: " +
+			"want the address of its REST interface, http://host:8083; or, if it is gone for good, --abandon-debezium")
+	}
+	return nil
+}
+
+// plainName is what a slot may be called, as the worker has it: it stands in
+// replication commands, which have no parameters.
+var plainName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
+
+// relaySlot is the relay's replication slot.
+func relaySlot() (string, error) {
+	slot := cmp.Or(os.Getenv("RELAY_SLOT"), relay.DefaultSlot)
+	if !plainName.MatchString(slot) {
+		return "", fmt.Errorf("RELAY_SLOT is %q: a slot is named with a-z, 0-9 and _ only", slot)
+	}
+	return slot, nil
+}
+
 // relayAt is what the commands work on.
-type relayAt struct{ url, slot, connect string }
+type relayAt struct {
+	url, slot, connect string
+	api                string // of "onceledger up", if it is that database
+}
 
 func relayTarget() (relayAt, error) {
-	target := relayAt{url: os.Getenv("RELAY_DATABASE_URL"), slot: os.Getenv("RELAY_SLOT"), connect: os.Getenv("CONNECT_URL")}
-	if target.slot == "" {
-		target.slot = relay.DefaultSlot
+	slot, err := relaySlot()
+	if err != nil {
+		return relayAt{}, err
 	}
+	target := relayAt{url: os.Getenv("RELAY_DATABASE_URL"), slot: slot, connect: os.Getenv("CONNECT_URL")}
 	if target.url != "" {
 		return target, nil
 	}
@@ -151,8 +199,7 @@ func relayTarget() (relayAt, error) {
 			"want postgres://user:password@host:5432/name with the login onceledger_relay", homeFolder()), err)
 	}
 	target.url = connections.Databases.Relay
-	if target.connect == "" {
-		target.connect = connections.Connect
-	}
+	target.connect = cmp.Or(target.connect, connections.Connect)
+	target.api = connections.API
 	return target, nil
 }

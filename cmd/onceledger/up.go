@@ -65,6 +65,10 @@ Environment:
 			if err != nil {
 				return fmt.Errorf("find this program: %w", err)
 			}
+			slot, err := relaySlot()
+			if err != nil {
+				return err
+			}
 			return supervisor.Run(untilTold(cmd.Context()), supervisor.Config{
 				Home:          homeFolder(),
 				HTTPAddr:      cmp.Or(os.Getenv("ONCELEDGER_ADDR"), "127.0.0.1:8080"),
@@ -73,7 +77,7 @@ Environment:
 				Kafka:         brokers,
 				Brokers:       count,
 				Relay:         relayKind,
-				RelaySlot:     os.Getenv("RELAY_SLOT"),
+				RelaySlot:     slot,
 				JavaHome:      os.Getenv("JAVA_HOME"),
 				PostgresBin:   os.Getenv("ONCELEDGER_POSTGRES_BIN"),
 				Programs:      filepath.Dir(executable),

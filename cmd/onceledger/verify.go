@@ -52,7 +52,7 @@ Environment:
   ONCELEDGER_HOME  the folder of "onceledger up" (.onceledger)
 `,
 		Args: func(cmd *cobra.Command, args []string) error {
-			return notRun(cmd, cobra.NoArgs(cmd, args))
+			return notUnderstood(cmd, cobra.NoArgs(cmd, args))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report, err := runVerify(cmd, wait)
@@ -71,7 +71,7 @@ Environment:
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
 	cmd.Flags().DurationVar(&wait, "wait", 10*time.Second, "wait at most so long for what is in flight")
-	cmd.SetFlagErrorFunc(notRun)
+	cmd.SetFlagErrorFunc(notUnderstood)
 	return cmd
 }
 
@@ -81,6 +81,15 @@ func notRun(cmd *cobra.Command, err error) error {
 		return nil
 	}
 	cmd.PrintErrln("The books could not be checked:", err)
+	return exitNotRun
+}
+
+// notUnderstood says what of the command line was in the way.
+func notUnderstood(cmd *cobra.Command, err error) error {
+	if err == nil {
+		return nil
+	}
+	cmd.PrintErrf("The books could not be checked, for the command is wrong: %v. See %s --help\n", err, cmd.CommandPath())
 	return exitNotRun
 }
 

@@ -59,6 +59,10 @@ func TestVerifyCommand(t *testing.T) {
 			require.Equal(t, 2, exitCode(err), args)
 			require.Contains(t, stderr, "could not be checked")
 			require.Empty(t, stdout)
+			if args != nil {
+				require.Contains(t, stderr, "the command is wrong")
+				require.Contains(t, stderr, "--help")
+			}
 		}
 
 		t.Setenv("DATABASE_URL", database.URL("verify")+"&dbname=no_such_database")

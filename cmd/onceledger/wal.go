@@ -14,8 +14,7 @@ func newWALCommand() *cobra.Command {
 		Use:   "wal",
 		Short: "Tell what the service writes to the write-ahead log",
 	}
-	command.AddCommand(newWALReportCommand())
-	return command
+	return group(command, newWALReportCommand())
 }
 
 func newWALReportCommand() *cobra.Command {

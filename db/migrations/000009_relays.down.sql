@@ -17,6 +17,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, public, pg_temp AS $$
   LEFT JOIN pg_replication_slots AS slot ON slot.slot_name = relay_slot
   LEFT JOIN relay_status AS status ON status.slot_name = relay_slot
 $$;
+DROP FUNCTION outbox_confirmed_xmin(text);
 DROP FUNCTION outbox_delivered_xmin(text);
 DROP FUNCTION slot_oldest_xid(text);
 DROP FUNCTION relay_debezium_slot(text);

@@ -58,6 +58,19 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, public, pg_temp AS $$
   LEFT JOIN relay_position AS position ON position.slot_name = relay_slot
 $$;
 
+-- The same as far as it can be told, for people and alarms: a slot of Debezium's
+-- that is not read right now is taken for the one that was.
+CREATE FUNCTION outbox_confirmed_xmin(relay_slot text) RETURNS xid8
+LANGUAGE sql STABLE SET search_path = pg_catalog, public, pg_temp AS $$
+  SELECT CASE WHEN assignment.relay = 'debezium'
+    THEN coalesce(slot_oldest_xid(relay_debezium_slot(relay_slot)), assignment.since)
+    ELSE position.snapshot_xmin
+  END
+  FROM (SELECT) AS one_row
+  LEFT JOIN relay_assignment AS assignment ON assignment.slot_name = relay_slot
+  LEFT JOIN relay_position AS position ON position.slot_name = relay_slot
+$$;
+
 -- As before, for whichever relay it is. A switch is given half a minute.
 CREATE OR REPLACE FUNCTION relay_fault(publication text, relay_slot text) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, public, pg_temp AS $$

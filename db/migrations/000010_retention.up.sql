@@ -75,7 +75,7 @@ GRANT EXECUTE ON FUNCTION delete_idempotency_keys(interval, integer) TO onceledg
 CREATE FUNCTION outbox_oldest_undelivered(relay_slot text) RETURNS timestamptz
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp AS $$
   SELECT occurred_at FROM outbox_events
-  WHERE tx_id >= coalesce((SELECT outbox_delivered_xmin(relay_slot)), '0')
+  WHERE tx_id >= coalesce((SELECT outbox_confirmed_xmin(relay_slot)), '0')
   ORDER BY tx_id
   LIMIT 1
 $$;

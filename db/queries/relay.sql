@@ -3,6 +3,8 @@
 -- name: RelaySetup :one
 SELECT
   current_setting('wal_level')::text                AS wal_level,
+  current_user::text                                AS login,
+  (SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user)::boolean AS may_replicate,
   coalesce(publication.oid::bigint, 0)::bigint      AS publication_oid,
   coalesce(publication.pubinsert AND publication.pubviaroot AND EXISTS (
     SELECT FROM pg_catalog.pg_publication_rel AS published
@@ -202,7 +204,7 @@ SELECT
   coalesce(slot.wal_status, '')::text                        AS wal_status,
   coalesce(pg_current_wal_lsn() - slot.restart_lsn, 0)::bigint AS retained_bytes,
   (SELECT count(*) FROM outbox_events
-    WHERE tx_id >= coalesce(outbox_delivered_xmin(@relay_slot), '0')) AS unconfirmed_events
+    WHERE tx_id >= coalesce(outbox_confirmed_xmin(@relay_slot), '0')) AS unconfirmed_events
 FROM (SELECT) AS one_row
 LEFT JOIN relay_assignment AS assignment ON assignment.slot_name = @relay_slot
 LEFT JOIN relay_status AS status ON status.slot_name = @relay_slot

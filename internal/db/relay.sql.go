@@ -330,7 +330,7 @@ SELECT
   coalesce(slot.wal_status, '')::text                        AS wal_status,
   coalesce(pg_current_wal_lsn() - slot.restart_lsn, 0)::bigint AS retained_bytes,
   (SELECT count(*) FROM outbox_events
-    WHERE tx_id >= coalesce(outbox_delivered_xmin($2), '0')) AS unconfirmed_events
+    WHERE tx_id >= coalesce(outbox_confirmed_xmin($2), '0')) AS unconfirmed_events
 FROM (SELECT) AS one_row
 LEFT JOIN relay_assignment AS assignment ON assignment.slot_name = $2
 LEFT JOIN relay_status AS status ON status.slot_name = $2
@@ -369,6 +369,8 @@ func (q *Queries) RelayReport(ctx context.Context, db DBTX, publication string, 
 const relaySetup = `-- name: RelaySetup :one
 SELECT
   current_setting('wal_level')::text                AS wal_level,
+  current_user::text                                AS login,
+  (SELECT rolreplication OR rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user)::boolean AS may_replicate,
   coalesce(publication.oid::bigint, 0)::bigint      AS publication_oid,
   coalesce(publication.pubinsert AND publication.pubviaroot AND EXISTS (
     SELECT FROM pg_catalog.pg_publication_rel AS published
@@ -388,6 +390,8 @@ LEFT JOIN pg_catalog.pg_replication_slots AS slot ON slot.slot_name = wanted.slo
 
 type RelaySetupRow struct {
 	WalLevel        string
+	Login           string
+	MayReplicate    bool
 	PublicationOid  int64
 	PublicationFits bool
 	SlotExists      bool
@@ -403,6 +407,8 @@ func (q *Queries) RelaySetup(ctx context.Context, db DBTX, publication string, s
 	var i RelaySetupRow
 	err := row.Scan(
 		&i.WalLevel,
+		&i.Login,
+		&i.MayReplicate,
 		&i.PublicationOid,
 		&i.PublicationFits,
 		&i.SlotExists,

@@ -343,21 +343,33 @@ func (q *Queries) VerifyOutboxHorizon(ctx context.Context, db DBTX) (time.Time, 
 }
 
 const verifyRelayPassed = `-- name: VerifyRelayPassed :one
-SELECT (
-  coalesce(slot.confirmed_flush_lsn >= $1::pg_lsn, false)
-  OR coalesce(record.snapshot_xmin > $2::xid8, false)
-)::boolean AS passed
-FROM pg_catalog.pg_replication_slots AS slot
-LEFT JOIN relay_position AS record ON record.slot_name = slot.slot_name
-WHERE slot.slot_name = $3::text AND slot.database = current_database()
+SELECT CASE WHEN assigned.relay = 'poll' AND record.snapshot IS NOT NULL
+  THEN NOT EXISTS (
+    SELECT FROM outbox_events
+    WHERE tx_id <= $1::xid8
+      AND (tx_id >= pg_snapshot_xmax(record.snapshot)
+           OR tx_id = ANY (ARRAY(SELECT pg_snapshot_xip(record.snapshot)))))
+  ELSE coalesce(slot.confirmed_flush_lsn >= $2::pg_lsn, false)
+    OR coalesce(CASE assigned.relay WHEN 'debezium' THEN slot_oldest_xid(slot.slot_name::text)
+                                    ELSE record.snapshot_xmin END > $1::xid8, false)
+  END::boolean AS passed
+FROM (
+  SELECT coalesce((SELECT relay FROM relay_assignment AS a WHERE a.slot_name = $3::text), 'wal') AS relay
+) AS assigned
+LEFT JOIN relay_position AS record ON record.slot_name = $3::text
+LEFT JOIN pg_catalog.pg_replication_slots AS slot
+  ON slot.slot_name = CASE assigned.relay WHEN 'debezium' THEN relay_debezium_slot($3::text) ELSE $3::text END
+  AND slot.database = current_database()
+WHERE assigned.relay = 'poll' OR slot.slot_name IS NOT NULL
 `
 
 // VerifyRelayPassed tells whether the relay has delivered everything before a
-// mark. With no more events to come its slot stays behind what it has written
-// itself; its record then says below which transaction everything is delivered.
-// No row: its slot is not there.
-func (q *Queries) VerifyRelayPassed(ctx context.Context, db DBTX, lsn pglogrepl.LSN, lastTxID uint64, slotName string) (bool, error) {
-	row := db.QueryRow(ctx, verifyRelayPassed, lsn, lastTxID, slotName)
+// mark. With no more events to come wal's slot stays behind what the relay has
+// written itself; its record then says below which transaction everything is
+// delivered. poll has no slot: what its last snapshot saw is delivered. No row: the
+// slot that there should be is not there.
+func (q *Queries) VerifyRelayPassed(ctx context.Context, db DBTX, lastTxID uint64, lsn pglogrepl.LSN, slotName string) (bool, error) {
+	row := db.QueryRow(ctx, verifyRelayPassed, lastTxID, lsn, slotName)
 	var passed bool
 	err := row.Scan(&passed)
 	return passed, err

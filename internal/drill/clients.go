@@ -23,20 +23,56 @@ type clients struct {
 	http     *http.Client
 	begun    atomic.Int64
 	orders   int
+	patience time.Duration // with one request
 	group    *errgroup.Group
 	cancel   context.CancelFunc
+	// failed is why one of them gave up; nil while none did.
+	failed func() error
 }
 
 // atOnce is how many clients there are.
 const atOnce = 4
 
-func startClients(ctx context.Context, api, key string, orders int) *clients {
-	ctx, cancel := context.WithCancel(ctx)
-	c := &clients{
-		api: strings.TrimSuffix(api, "/"), key: key, orders: orders, cancel: cancel,
+func newClients(config Config) *clients {
+	return &clients{
+		api: strings.TrimSuffix(config.API, "/"), key: config.Key, orders: config.Orders, patience: config.Wait,
 		http: &http.Client{Timeout: 20 * time.Second},
 	}
+}
+
+// check asks the API for something that takes a key.
+func (c *clients) check(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.api+"/v1/orders?limit=1", nil)
+	if err != nil {
+		return err
+	}
+	request.Header.Set("Authorization", "Bearer "+c.key)
+	response, err := c.http.Do(request)
+	if err != nil {
+		return err // names the request
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	switch {
+	case err != nil:
+		return fmt.Errorf("GET %s: %w", request.URL, err)
+	case response.StatusCode == http.StatusUnauthorized:
+		return fmt.Errorf("GET %s: the key is not valid there (ONCELEDGER_API_KEY): %d: %.300s", request.URL, response.StatusCode, text)
+	case response.StatusCode != http.StatusOK:
+		return fmt.Errorf("GET %s was answered %d: %.300s", request.URL, response.StatusCode, text)
+	}
+	return nil
+}
+
+func (c *clients) start(ctx context.Context) {
+	ctx, c.cancel = context.WithCancel(ctx)
 	c.group, ctx = errgroup.WithContext(ctx)
+	c.failed = func() error {
+		if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+			return err
+		}
+		return nil
+	}
 	for range atOnce {
 		c.group.Go(func() error {
 			for c.begun.Add(1) <= int64(c.orders) {
@@ -47,7 +83,6 @@ func startClients(ctx context.Context, api, key string, orders int) *clients {
 			return nil
 		})
 	}
-	return c
 }
 
 // finish waits for the last order.
@@ -59,7 +94,7 @@ func (c *clients) stop() {
 	_ = c.group.Wait() // they were told to
 }
 
-// fault is what is wrong with the clients, when what they do has no effect.
+// fault ends the clients, and is what kept them from their work.
 func (c *clients) fault() error {
 	c.cancel()
 	if err := c.group.Wait(); !errors.Is(err, context.Canceled) {
@@ -86,19 +121,30 @@ func (c *clients) order(ctx context.Context) error {
 	return nil
 }
 
-// post sends a request until its outcome is known, always with the same key.
+// post sends a request until its outcome is known, always with the same key, for
+// as long as it has patience. What was in the way at last is the error.
 func (c *clients) post(ctx context.Context, path, body string, answer any) error {
 	key := uuid.NewString()
+	enough := time.After(c.patience)
+	var fault error
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		again, err := c.try(ctx, path, body, key, answer)
 		if !again {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
-		case <-time.After(pause/2 + rand.N(pause)):
+		if ctx.Err() == nil {
+			fault = err
 		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause)):
+			continue
+		case <-enough:
+		case <-ctx.Done():
+		}
+		if fault != nil {
+			return fault
+		}
+		return ctx.Err()
 	}
 }
 

@@ -96,7 +96,7 @@ func SlotLoss(ctx context.Context, config Config) (Report, error) {
 	if err != nil {
 		return Report{}, fmt.Errorf("reach database: %w", err)
 	}
-	s := slotLoss{Config: config, conn: conn, report: Report{Slot: config.Slot}}
+	s := slotLoss{Config: config, conn: conn, clients: newClients(config), report: Report{Slot: config.Slot}}
 	defer func() { _ = s.conn.Close(context.WithoutCancel(ctx)) }()
 	if kind, err := relay.Assigned(ctx, conn, config.Slot); err != nil {
 		return Report{}, err
@@ -105,6 +105,11 @@ func SlotLoss(ctx context.Context, config Config) (Report, error) {
 	}
 	if err := s.checkWorking(ctx); err != nil {
 		return Report{}, fmt.Errorf("nothing was done: %w", err)
+	}
+	if config.Orders > 0 {
+		if err := s.clients.check(ctx); err != nil {
+			return Report{}, fmt.Errorf("nothing was done: the API does not answer as it should: %w", err)
+		}
 	}
 	topics, err := openTopics(ctx, config.Brokers)
 	if err != nil {
@@ -121,6 +126,7 @@ type slotLoss struct {
 	Config
 
 	conn    *pgx.Conn // the relay's login; it may hold the turn
+	clients *clients
 	report  Report
 	began   string // snapshots: before the first order,
 	dropped string // when the slot is gone,
@@ -144,16 +150,16 @@ func (s *slotLoss) run(ctx context.Context) (err error) {
 	if s.began, err = db.New().SnapshotNow(ctx, s.conn); err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	clients := startClients(ctx, s.API, s.Key, s.Orders)
-	defer clients.stop()
-	if err := s.until(ctx, "no event is written", func() (bool, error) { return s.writtenSince(ctx, s.began) }); err != nil {
-		return errors.Join(err, clients.fault())
+	s.clients.start(ctx)
+	defer s.clients.stop()
+	if err := s.untilWritten(ctx, s.began, "no event is written", time.Now()); err != nil {
+		return err
 	}
 	if err := s.takeAway(ctx); err != nil {
 		return err
 	}
 	if err := s.leaveAway(ctx); err != nil {
-		return errors.Join(err, clients.fault())
+		return err
 	}
 	if s.allowed, err = db.New().SnapshotNow(ctx, s.conn); err != nil {
 		return fmt.Errorf("look at the hole: %w", err)
@@ -172,7 +178,7 @@ func (s *slotLoss) run(ctx context.Context) (err error) {
 		return err
 	}
 	s.report.Back = time.Since(began).Round(time.Millisecond)
-	return clients.finish()
+	return s.clients.finish()
 }
 
 // waitDelivered waits until a relay has on record that all is delivered that a
@@ -223,16 +229,29 @@ func (s *slotLoss) takeAway(ctx context.Context) error {
 // leaveAway keeps every relay from its turn for a while.
 func (s *slotLoss) leaveAway(ctx context.Context) error {
 	s.Say("no relay gets a turn for %s", s.Away)
-	enough := time.Now().Add(s.Away)
-	return s.until(ctx, "nothing was written while there was no slot", func() (bool, error) {
-		some, err := s.writtenSince(ctx, s.dropped)
-		return some && time.Now().After(enough), err
-	})
+	return s.untilWritten(ctx, s.dropped, "nothing was written while there was no slot", time.Now().Add(s.Away))
 }
 
-func (s *slotLoss) writtenSince(ctx context.Context, snapshot string) (bool, error) {
-	found, err := db.New().OutboxListUnseen(ctx, s.conn, snapshot)
-	return len(found.Ids) > 0, err
+// untilWritten waits until something was written since a snapshot, and until a
+// time, and says why nothing was: the drill has nothing to show without orders.
+func (s *slotLoss) untilWritten(ctx context.Context, since, otherwise string, enough time.Time) error {
+	err := s.until(ctx, otherwise, func() (bool, error) {
+		if err := s.clients.failed(); err != nil {
+			return false, err
+		}
+		found, err := db.New().OutboxListUnseen(ctx, s.conn, since)
+		return len(found.Ids) > 0 && !time.Now().Before(enough), err
+	})
+	if !errors.Is(err, errTooLong) {
+		return err
+	}
+	if fault := s.clients.fault(); fault != nil {
+		return fmt.Errorf("%w: %w", err, fault)
+	}
+	if s.Orders == 0 {
+		return fmt.Errorf("%w: nobody makes orders", err)
+	}
+	return fmt.Errorf("%w: there are too few orders, or the API at %s has another database", err, s.API)
 }
 
 // settle waits for what is in flight, and adds up.

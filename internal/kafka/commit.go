@@ -89,8 +89,13 @@ func (m *member) commit() {
 // brokers that seemed away are (the client says so of an idle connection too)
 // or are back (which it does not say).
 func (m *member) lookAround() {
-	m.metrics.lag.Reset()
-	for place, offset := range m.tracker.positions() {
+	positions := m.tracker.positions()
+	if m.transactor != nil { // measures it by itself
+		positions = nil
+	} else {
+		m.metrics.lag.Reset()
+	}
+	for place, offset := range positions {
 		if _, end, err := m.client.GetWatermarkOffsets(place.topic, place.partition); err == nil && end >= 0 {
 			m.metrics.setLag(place, end-offset)
 		}

@@ -74,6 +74,10 @@ type Consumer struct {
 	doubtful    atomic.Bool // the brokers may be away
 	unreachable atomic.Bool // they are
 	outage      atomic.Pointer[string]
+	inHand      atomic.Pointer[time.Time] // since when there is something in hand; nil when there is nothing
+	longInHand  time.Duration             // what is too long for that
+
+	fenced []time.Time // when, lately; only the member's goroutine touches it
 }
 
 // NewConsumer makes a consumer, which joins its group in Run.
@@ -86,11 +90,22 @@ func NewConsumer(config ConsumerConfig) (*Consumer, error) {
 	if config.OnCommitted == nil {
 		config.OnCommitted = func() {}
 	}
-	metrics, err := newConsumerMetrics(config.Metrics, config.Group)
+	c := &Consumer{config: config, longInHand: longInHand}
+	var err error
+	c.metrics, err = newConsumerMetrics(config.Metrics, config.Group, func() float64 { return c.inHandFor().Seconds() })
 	if err != nil {
 		return nil, fmt.Errorf("metrics of consumer group %s: %w", config.Group, err)
 	}
-	return &Consumer{config: config, metrics: metrics}, nil
+	return c, nil
+}
+
+// inHandFor is how long the batch in hand, or the state that is restored, has
+// been in hand.
+func (c *Consumer) inHandFor() time.Duration {
+	if since := c.inHand.Load(); since != nil {
+		return time.Since(*since)
+	}
+	return 0
 }
 
 // Run hands batches to handle until ctx is done, and then returns nil: after
@@ -127,6 +142,8 @@ func (c *Consumer) Ready() (bool, string) {
 		return false, "no Kafka broker can be reached at " + c.config.Brokers
 	case !c.joined.Load():
 		return false, "not a member of consumer group " + c.config.Group
+	case c.inHandFor() > c.longInHand:
+		return false, fmt.Sprintf("a batch of consumer group %s has been in hand for %s", c.config.Group, c.inHandFor().Round(time.Second))
 	}
 	return true, ""
 }

@@ -17,9 +17,10 @@ type consumerMetrics struct {
 	rebalances     *prometheus.CounterVec
 	paused         prometheus.Gauge
 	lag            *prometheus.GaugeVec
+	inHand         prometheus.GaugeFunc
 }
 
-func newConsumerMetrics(registerer prometheus.Registerer, group string) (*consumerMetrics, error) {
+func newConsumerMetrics(registerer prometheus.Registerer, group string, inHand func() float64) (*consumerMetrics, error) {
 	labels := prometheus.Labels{"group": group}
 	counter := func(name, help string) prometheus.CounterOpts {
 		return prometheus.CounterOpts{Name: "onceledger_consumer_" + name, Help: help, ConstLabels: labels}
@@ -39,12 +40,13 @@ func newConsumerMetrics(registerer prometheus.Registerer, group string) (*consum
 		rebalances:     prometheus.NewCounterVec(counter("rebalances_total", "Partitions assigned, revoked (in order) or lost (without a say)."), []string{"kind"}),
 		paused:         prometheus.NewGauge(gauge("paused", "1 while a batch waits for another attempt and nothing else is read.")),
 		lag:            prometheus.NewGaugeVec(gauge("lag_records", "Records after the last applied one, as of the last fetch."), []string{"topic", "partition"}),
+		inHand:         prometheus.NewGaugeFunc(gauge("in_hand_seconds", "How long the batch in hand has been in hand; 0 when there is none."), inHand),
 	}
 	if registerer == nil {
 		return m, nil
 	}
 	for _, collector := range []prometheus.Collector{
-		m.records, m.batchRecords, m.batchSeconds, m.retries, m.commitFailures, m.rebalances, m.paused, m.lag,
+		m.records, m.batchRecords, m.batchSeconds, m.retries, m.commitFailures, m.rebalances, m.paused, m.lag, m.inHand,
 	} {
 		if err := registerer.Register(collector); err != nil {
 			return nil, err

@@ -51,6 +51,14 @@ const (
 	// patience is for a broker that does not answer when partitions or the
 	// group are to be left in order. The client itself would wait for ever.
 	patience = 5 * time.Second
+
+	// longInHand is after how long a batch in hand shows in Ready.
+	longInHand = 30 * time.Second
+
+	// One fence may be a mistake (see fencedAs); this many within this time are
+	// somebody else.
+	maxFences   = 3
+	fenceWindow = time.Minute
 )
 
 // errExpelled ends a membership that the group has ended already. The consumer
@@ -86,19 +94,23 @@ func (m *member) read() {
 // group. Work ends early when ctx is done or when the group has given all of
 // the batch's partitions to others; their offsets have then not moved.
 func (m *member) work(ctx, handlerCtx context.Context, handle Handler) {
+	defer m.inHand.Store(nil)
 	for attempt := 1; m.end == nil; attempt++ {
 		batch := m.tracker.batch()
 		if len(batch) == 0 && m.atRest() {
 			break
 		}
 		started := time.Now()
+		m.inHand.CompareAndSwap(nil, &started)
 		err := handle(handlerCtx, batch)
 		took := time.Since(started)
 		switch {
 		case took >= m.config.MaxPollInterval:
 			m.config.Log.Warn("handler took longer than MaxPollInterval; its records may be read again", "took", took)
 			m.expelled.Store(true)
-			m.end = errExpelled
+			if m.end == nil {
+				m.end = errExpelled
+			}
 		case err == nil:
 			m.tracker.applied()
 			m.wakeCommitting()
@@ -197,8 +209,7 @@ func (m *member) poll(wait time.Duration) bool {
 func (m *member) failed(err kafka.Error) {
 	switch {
 	case err.Code() == kafka.ErrFencedInstanceID:
-		m.end = fmt.Errorf("another process has joined group %s as instance %q, and this one must stop; "+
-			"every process needs an id of its own: %w", m.config.Group, m.config.InstanceID, err)
+		m.end = m.fencedAs(err, time.Now())
 	case err.IsFatal():
 		m.end = fmt.Errorf("consumer of group %s: %w", m.config.Group, err)
 	case err.Code() == kafka.ErrAllBrokersDown:
@@ -206,6 +217,22 @@ func (m *member) failed(err kafka.Error) {
 	default:
 		m.config.Log.Warn("Kafka client", "error", err)
 	}
+}
+
+// fencedAs says what is to become of a static member that is told of another one
+// under its id. There may be none: when coordinators are killed one after the
+// other, a member's own request to join may count twice, and the member that the
+// group then knows is nobody. So it joins again, as a new member under its id,
+// which fences that other one. If there is another process, it does the same, and
+// whoever was first to be fenced is first to have been it too often.
+func (c *Consumer) fencedAs(err error, now time.Time) error {
+	c.fenced = slices.DeleteFunc(append(c.fenced, now), func(at time.Time) bool { return now.Sub(at) > fenceWindow })
+	if len(c.fenced) < maxFences {
+		return fmt.Errorf("%w, and knows another as instance %q: %w", errExpelled, c.config.InstanceID, err)
+	}
+	return fmt.Errorf("another process has joined group %s as instance %q, and this one must stop; "+
+		"every process needs an id of its own (fenced %d times within %s): %w", c.config.Group, c.config.InstanceID,
+		len(c.fenced), fenceWindow, err)
 }
 
 // rebalanced is told which partitions come and go.

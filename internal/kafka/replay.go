@@ -117,7 +117,18 @@ func (r *replay) read(wait time.Duration, use func(event.Record) error) (bool, e
 	return true, nil
 }
 
-func (r *replay) close() { _ = r.client.Close() }
+// close does not wait for brokers that are silent.
+func (r *replay) close() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = r.client.Close()
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+	}
+}
 
 // describe says what is waited for.
 func (r *replay) describe() string {
@@ -257,6 +268,11 @@ func (t *Transactor) openLoader(ctx context.Context, m *member, partitions []int
 			source.Committed = -1
 		}
 		l.sources[at.Partition] = source
+		t.mutex.Lock()
+		if _, known := t.reached[at.Partition]; !known {
+			t.reached[at.Partition] = max(source.Committed, source.First)
+		}
+		t.mutex.Unlock()
 	}
 	l.replay, err = openReplay(ctx, t.config.Brokers, states)
 	return l, err

@@ -66,12 +66,18 @@ type Transactor struct {
 	next    map[int32]int64 // partitions that are restored, and where each goes on
 	stopped map[int32]transact.Stop
 
-	mutex sync.Mutex
-	ends  map[place]int64 // how far the state topics reach, by what we read and wrote
+	mutex   sync.Mutex
+	ends    map[place]int64 // how far the state topics reach, by what we read and wrote
+	reached map[int32]int64 // up to where the partitions of the source are done, also while they are restored
 
 	truncated atomic.Bool            // a state topic reaches less far than it did
 	halted    atomic.Pointer[string] // for Ready
 	restoring atomic.Pointer[string]
+	silent    atomic.Pointer[string]
+
+	abandoned atomic.Int32  // writers that a call has not come back from
+	grace     time.Duration // how much longer than its deadline a call may take
+	around    func(call string, do func() error) error
 }
 
 // NewTransactor makes a transactor for a stage.
@@ -93,6 +99,7 @@ func NewTransactor(config TransactorConfig, stage transact.Stage) (*Transactor, 
 	t := &Transactor{
 		config: config, consumer: consumer, stage: stage, source: config.Topics[0], metrics: metrics,
 		next: make(map[int32]int64), stopped: make(map[int32]transact.Stop), ends: make(map[place]int64),
+		reached: make(map[int32]int64), grace: patience, around: func(_ string, do func() error) error { return do() },
 	}
 	consumer.transactor = t
 	return t, nil
@@ -118,13 +125,25 @@ func (t *Transactor) Run(ctx context.Context) error {
 	}()
 	return t.consumer.runMembers(ctx, func(m *member) Handler {
 		t.forgetAll() // what an earlier membership knew is another's by now
-		return func(handlerCtx context.Context, _ []event.Record) error { return t.work(ctx, handlerCtx, m) }
+		t.mutex.Lock()
+		clear(t.reached)
+		t.mutex.Unlock()
+		return func(handlerCtx context.Context, _ []event.Record) error {
+			err := t.work(ctx, handlerCtx, m)
+			if err != nil && m.end == nil {
+				m.end = t.tooManyAbandoned()
+			}
+			return err
+		}
 	})
 }
 
 // Ready says if all that is assigned moves, and if not, why.
 func (t *Transactor) Ready() (bool, string) {
 	if reason := t.halted.Load(); reason != nil {
+		return false, *reason
+	}
+	if reason := t.silent.Load(); reason != nil {
 		return false, *reason
 	}
 	if reason := t.restoring.Load(); reason != nil {
@@ -153,6 +172,9 @@ func (t *Transactor) unrestored(m *member) []int32 {
 func (t *Transactor) released(partitions []place) {
 	for _, at := range partitions {
 		t.forget(at.partition)
+		t.mutex.Lock()
+		delete(t.reached, at.partition)
+		t.mutex.Unlock()
 	}
 }
 
@@ -238,6 +260,9 @@ func (t *Transactor) work(ctx, handlerCtx context.Context, m *member) error {
 			return err
 		}
 		maps.Copy(t.next, offsets)
+		t.mutex.Lock()
+		maps.Copy(t.reached, offsets)
+		t.mutex.Unlock()
 		if output.Committed != nil {
 			output.Committed()
 		}
@@ -275,11 +300,11 @@ func (t *Transactor) transact(ctx context.Context, m *member, records []event.Re
 		m.expelled.Store(true)
 	}
 	// An unknown outcome is not to be aborted: it may be a commit.
-	unknown := errors.Is(err, errUnknownOutcome)
+	unknown := errors.Is(err, errUnknownOutcome) || errors.Is(err, errUnanswered)
 	if !unknown && !(isKafka && fault.IsFatal()) {
 		abortCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.config.TransactionTimeout)
 		defer cancel()
-		abortErr := t.writer.client.AbortTransaction(abortCtx)
+		abortErr := t.call(abortCtx, "AbortTransaction", func(client *kafka.Producer) error { return client.AbortTransaction(abortCtx) })
 		if abortErr == nil {
 			t.metrics.aborted.Inc()
 			if errors.Is(err, errTruncated) {
@@ -307,9 +332,8 @@ func (t *Transactor) attempt(ctx context.Context, m *member, records []event.Rec
 	if err != nil {
 		return err
 	}
-	client := t.writer.client
-	if err := client.BeginTransaction(); err != nil {
-		if fault, ok := errors.AsType[kafka.Error](err); ok && fault.IsFatal() {
+	if err := t.call(ctx, "BeginTransaction", (*kafka.Producer).BeginTransaction); err != nil {
+		if fault, ok := errors.AsType[kafka.Error](err); ok && fault.IsFatal() || errors.Is(err, errUnanswered) {
 			return fmt.Errorf("begin: %w", err)
 		}
 		return fmt.Errorf("%w: %w", errNotBegun, err)
@@ -325,12 +349,15 @@ func (t *Transactor) attempt(ctx context.Context, m *member, records []event.Rec
 	for partition, offset := range offsets {
 		positions = append(positions, kafka.TopicPartition{Topic: &t.source, Partition: partition, Offset: kafka.Offset(offset)})
 	}
-	if err := client.SendOffsetsToTransaction(ctx, positions, membership); err != nil {
+	err = t.call(ctx, "SendOffsetsToTransaction", func(client *kafka.Producer) error {
+		return client.SendOffsetsToTransaction(ctx, positions, membership)
+	})
+	if err != nil {
 		return fmt.Errorf("send offsets to the transaction: %w", err)
 	}
 	crash.Point(crash.BalancesProducedNotCommitted)
 	for {
-		err := client.CommitTransaction(ctx)
+		err := t.call(ctx, "CommitTransaction", func(client *kafka.Producer) error { return client.CommitTransaction(ctx) })
 		if err == nil {
 			return nil
 		}
@@ -443,6 +470,7 @@ func (t *Transactor) resume(m *member, done *loader) error {
 		}
 		t.next[partition] = next
 		t.mutex.Lock()
+		t.reached[partition] = next
 		for _, topic := range t.config.State {
 			t.ends[place{topic, partition}] = done.ends[place{topic, partition}]
 		}
@@ -502,7 +530,8 @@ func (t *Transactor) ensureWriter(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.config.TransactionTimeout)
 	defer cancel()
-	if err := t.writer.client.InitTransactions(ctx); err != nil {
+	err := t.call(ctx, "InitTransactions", func(client *kafka.Producer) error { return client.InitTransactions(ctx) })
+	if err != nil {
 		if fault, ok := errors.AsType[kafka.Error](err); !ok || !fault.IsRetriable() {
 			t.dropWriter()
 		}
@@ -510,12 +539,15 @@ func (t *Transactor) ensureWriter(ctx context.Context) error {
 	}
 	t.writer.initialised = true
 	t.writer.doubtful.Store(false)
+	t.silent.Store(nil)
 	return nil
 }
 
 func (t *Transactor) dropWriter() {
 	if t.writer != nil {
-		t.writer.close()
+		if !t.writer.abandoned {
+			t.writer.close()
+		}
 		t.writer = nil
 	}
 }

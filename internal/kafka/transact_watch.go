@@ -16,8 +16,11 @@ type transactMetrics struct {
 	fenced    prometheus.Counter
 	replaced  prometheus.Counter
 	stopped   prometheus.Gauge
+	abandoned prometheus.Gauge
 	unstable  *prometheus.GaugeVec
 	age       *prometheus.GaugeVec
+
+	unanswered *prometheus.CounterVec
 }
 
 func newTransactMetrics(registerer prometheus.Registerer, group string) (*transactMetrics, error) {
@@ -33,15 +36,22 @@ func newTransactMetrics(registerer prometheus.Registerer, group string) (*transa
 		replaced: counter("onceledger_transact_producers_replaced_total", "Producers replaced because an answer was lost on the way."),
 		stopped: prometheus.NewGauge(prometheus.GaugeOpts{Name: "onceledger_transact_stopped_partitions",
 			Help: "Partitions that stand still until somebody does something.", ConstLabels: labels}),
+		abandoned: prometheus.NewGauge(prometheus.GaugeOpts{Name: "onceledger_transact_abandoned_producers",
+			Help: "Producers that a call has not come back from and that are left to themselves.", ConstLabels: labels}),
+		unanswered: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "onceledger_transact_unanswered_calls_total",
+			Help: "Calls that the Kafka client did not come back from in time; their producer was abandoned.", ConstLabels: labels}, []string{"call"}),
 		unstable: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "onceledger_kafka_unstable_records",
 			Help: "End offset less last stable offset: records that readers of committed records wait for."}, []string{"topic", "partition"}),
 		age: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "onceledger_kafka_unstable_seconds",
 			Help: "How long the last stable offset has stood still before the end of its partition."}, []string{"topic", "partition"}),
 	}
+	for _, call := range []string{"InitTransactions", "BeginTransaction", "SendOffsetsToTransaction", "CommitTransaction", "AbortTransaction"} {
+		m.unanswered.WithLabelValues(call) // from zero on, so that the first one is seen to be one more
+	}
 	if registerer == nil {
 		return m, nil
 	}
-	for _, collector := range []prometheus.Collector{m.committed, m.aborted, m.fenced, m.replaced, m.stopped, m.unstable, m.age} {
+	for _, collector := range []prometheus.Collector{m.committed, m.aborted, m.fenced, m.replaced, m.stopped, m.abandoned, m.unanswered, m.unstable, m.age} {
 		if err := registerer.Register(collector); err != nil {
 			return nil, err
 		}
@@ -57,7 +67,8 @@ type stability struct {
 
 // watch measures, for every partition of the topics, how far the last stable
 // offset is behind the end and for how long it has not moved, and finds out when
-// a state topic is made anew under a running instance.
+// a state topic is made anew under a running instance. It measures the lag too:
+// it goes on when the member's goroutine does not.
 func (t *Transactor) watch(ctx context.Context) {
 	seen := make(map[place]stability)
 	ticker := time.NewTicker(t.config.WatchEvery)
@@ -117,6 +128,11 @@ func (t *Transactor) look(ctx context.Context, admin *kafka.AdminClient, seen ma
 	known := make(map[place]int64, len(t.ends))
 	for at, end := range t.ends {
 		known[at] = end
+	}
+	t.consumer.metrics.lag.Reset()
+	for partition, reached := range t.reached {
+		at := place{t.source, partition}
+		t.consumer.metrics.setLag(at, stable[at]-reached)
 	}
 	t.mutex.Unlock()
 	ends, err := askOffsets(ctx, admin, places, kafka.LatestOffsetSpec, kafka.IsolationLevelReadUncommitted)

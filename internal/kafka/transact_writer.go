@@ -18,6 +18,7 @@ type writer struct {
 	client      *kafka.Producer
 	initialised bool
 	doubtful    atomic.Bool // a request may still be under way, though it was given up
+	abandoned   bool        // a call has not come back (see call); not to be used or closed
 	closed      chan struct{}
 	workers     sync.WaitGroup
 }

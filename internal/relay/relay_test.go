@@ -238,7 +238,7 @@ func TestRelayStarts(t *testing.T) {
 		"WithoutItsTable": {
 			"DROP TABLE outbox_events", `relation "outbox_events" does not exist`},
 		"AsARoleWithoutReplication": {
-			`CREATE ROLE "plain_%s" LOGIN PASSWORD 'plain' IN ROLE onceledger_relay`, "may not read the log: give it REPLICATION, or have the table polled"},
+			`CREATE ROLE "plain_%s" LOGIN PASSWORD 'plain' IN ROLE onceledger_relay`, "may not read the log: give it REPLICATION (ALTER ROLE), or have the table polled"},
 	}
 	for name, fault := range setupFaults {
 		t.Run("Not"+name, func(t *testing.T) {

@@ -64,13 +64,17 @@ func connectForReplication(ctx context.Context, url string) (*pgconn.PgConn, err
 	}
 	conn, err := pgconn.ConnectConfig(ctx, config)
 	if postgres.Code(err) == "42501" {
-		return nil, setupErrorf("the login %s may not read the log: give it REPLICATION, or have the table polled: "+
-			"onceledger relay switch --to poll (%v)", config.User, err)
+		return nil, mayNotRead(config.User)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("connect for replication: %w", err)
 	}
 	return conn, nil
+}
+
+func mayNotRead(login string) error {
+	return setupErrorf("the login %s may not read the log: give it REPLICATION (ALTER ROLE), or have the table polled: "+
+		"onceledger relay switch --to poll", login)
 }
 
 // hangUpOrderly gives slot and lock back, and waits a little until Postgres has them:
@@ -180,6 +184,8 @@ func lookUpSetup(ctx context.Context, conn db.DBTX, slot, publication string) (d
 	switch {
 	case setup.WalLevel != "logical":
 		return setup, setupErrorf("wal_level is %s: set it to logical and restart Postgres, or have the table polled: onceledger relay switch --to poll", setup.WalLevel)
+	case !setup.MayReplicate:
+		return setup, mayNotRead(setup.Login)
 	case setup.PublicationOid == 0:
 		return setup, setupErrorf("there is no publication %s: run the migrations, or make it again with %s", publication, makePublication)
 	case !setup.PublicationFits:

@@ -26,6 +26,7 @@ type Connections struct {
 	Databases    Databases `json:"databases"`
 	KafkaBrokers string    `json:"kafka_brokers"`
 	Connect      string    `json:"connect,omitempty"` // Kafka Connect's REST interface, if it runs
+	API          string    `json:"api"`               // as http://host:port
 }
 
 // Databases are URLs of the same database, each with a login that may do what

@@ -164,12 +164,13 @@ func (s *supervisor) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	connections := Connections{Databases: databases, KafkaBrokers: brokers, Connect: relay.connectURL}
-	if err := s.saveConnections(connections); err != nil {
-		return err
-	}
 	apiAddr, err := withPort(ctx, s.config.HTTPAddr)
 	if err != nil {
+		return err
+	}
+	apiURL := baseURL(apiAddr)
+	connections := Connections{Databases: databases, KafkaBrokers: brokers, Connect: relay.connectURL, API: apiURL}
+	if err := s.saveConnections(connections); err != nil {
 		return err
 	}
 	workerAddr, err := rememberedAddr(ctx, filepath.Join(s.config.Home, "worker-port"))
@@ -197,7 +198,6 @@ func (s *supervisor) start(ctx context.Context) error {
 	if err := s.waitReady(readyCtx, "worker", baseURL(workerAddr)); err != nil {
 		return err
 	}
-	apiURL := baseURL(apiAddr)
 	if err := s.waitReady(readyCtx, "api", apiURL); err != nil {
 		return err
 	}

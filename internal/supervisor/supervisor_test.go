@@ -56,6 +56,7 @@ func TestRun(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "onceledger_verify", user(t, connections.Databases.Verify))
 		require.Equal(t, worker["KAFKA_BROKERS"], connections.KafkaBrokers)
+		require.Equal(t, run.url, connections.API)
 		key := readPrivate(t, filepath.Join(config.Home, "api-key"))
 		requireKeyWorks(t, api["DATABASE_URL"], key)
 		readPrivate(t, filepath.Join(config.Home, "connections.json"))

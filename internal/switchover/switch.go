@@ -17,6 +17,7 @@ import (
 
 	"github.com/onceledger/onceledger/internal/db"
 	"github.com/onceledger/onceledger/internal/debezium"
+	"github.com/onceledger/onceledger/internal/postgres"
 	"github.com/onceledger/onceledger/internal/relay"
 )
 
@@ -92,21 +93,20 @@ type switching struct {
 	debezium string // its slot
 }
 
-// leftSlot reports whether a switch to Debezium was interrupted while the relay
-// still had the job: its slot is there then, and nobody reads it. To take the job
-// once more drops it.
+// leftSlot reports whether there is a slot that nobody reads, from a switch that
+// was interrupted. To take the job once more drops it.
 func (s *switching) leftSlot(ctx context.Context, to relay.Kind) (bool, error) {
-	if to == relay.KindDebezium {
-		return false, nil
+	unused := map[relay.Kind][]string{relay.KindWAL: {s.debezium}, relay.KindPoll: {s.debezium, s.Slot}}
+	for _, slot := range unused[to] {
+		_, err := db.New().SlotGet(ctx, s.conn, slot)
+		if err == nil {
+			return true, nil
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return false, fmt.Errorf("look for slot %s: %w", slot, err)
+		}
 	}
-	_, err := db.New().SlotGet(ctx, s.conn, s.debezium)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look for slot %s: %w", s.debezium, err)
-	}
-	return true, nil
+	return false, nil
 }
 
 // check looks for what would stop the switch half-way.
@@ -138,13 +138,28 @@ func (s *switching) run(ctx context.Context, to relay.Kind) (since uint64, err e
 	if since, err = s.delivered(ctx); err != nil {
 		return 0, s.unfinished(to, err)
 	}
-	if to == relay.KindPoll {
-		// A slot that nobody reads would keep all the log from now on.
-		if err := s.dropSlot(ctx, s.Slot); err != nil {
-			return 0, s.unfinished(to, err)
-		}
+	if err := s.settle(ctx, to, since); err != nil {
+		return 0, err
 	}
-	return since, s.settle(ctx, to, since)
+	if to == relay.KindPoll {
+		return since, s.dropParked(ctx)
+	}
+	return since, nil
+}
+
+// dropParked drops wal's slot: one that nobody reads keeps all the log from now
+// on. A login that has lost REPLICATION may not.
+func (s *switching) dropParked(ctx context.Context) error {
+	err := s.dropSlot(ctx, s.Slot)
+	if postgres.Code(err) == "42501" {
+		s.Say("%s may not drop slot %s, which now keeps the log for nobody; as a superuser: SELECT pg_drop_replication_slot('%[2]s')",
+			s.conn.Config().User, s.Slot)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("poll carries the outbox, and the slot stays, which keeps the log; switch to poll again: %w", err)
+	}
+	return nil
 }
 
 // toDebezium gives the job to Debezium, by way of poll. Debezium cannot read the
@@ -223,7 +238,11 @@ func (s *switching) takeOver(ctx context.Context, to relay.Kind) error {
 func (s *switching) settle(ctx context.Context, to relay.Kind, since uint64) error {
 	settled, err := db.New().RelayAssignmentSettle(ctx, s.conn, since, s.Slot, string(to))
 	if err == nil && settled == 0 {
-		err = errors.New("another switch has begun meanwhile")
+		// Another switch was there meanwhile, perhaps to the same end.
+		var now relay.Kind
+		if now, err = relay.Assigned(ctx, s.conn, s.Slot); err == nil && now != to {
+			err = errors.New("another switch has begun meanwhile")
+		}
 	}
 	if err != nil {
 		return s.unfinished(to, err)

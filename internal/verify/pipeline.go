@@ -56,7 +56,7 @@ func (r *run) relayPassed(ctx context.Context, mark *watermark) (bool, error) {
 		}
 		mark.relay = &now
 	}
-	passed, err := r.queries.VerifyRelayPassed(ctx, r.DB, mark.relay.Lsn, mark.relay.LastTxID, r.Slot)
+	passed, err := r.queries.VerifyRelayPassed(ctx, r.DB, mark.relay.LastTxID, mark.relay.Lsn, r.Slot)
 	if errors.Is(err, pgx.ErrNoRows) {
 		r.report.note("The relay has no replication slot %s here, so nothing counts as delivered.", r.Slot)
 		return false, nil

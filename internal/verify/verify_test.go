@@ -548,6 +548,49 @@ func TestRunTellsLostFromInFlight(t *testing.T) {
 		require.Contains(t, report.Notes[0], "no broker answers")
 	})
 
+	t.Run("UnderPollByWhatItHasSeen", func(t *testing.T) {
+		t.Parallel()
+
+		bundle := setup(t)
+		bundle.exec(t, "SELECT pg_drop_replication_slot($1)", bundle.slot)
+		bundle.exec(t, "INSERT INTO relay_assignment (slot_name, relay, target) VALUES ($1, 'poll', 'poll')", bundle.slot)
+		bundle.exec(t, `INSERT INTO relay_position (slot_name, system_id, timeline, publication_oid, lsn, snapshot_xmin, snapshot)
+			VALUES ($1, '1', 1, 0, '0/0', '3', '3:3:')`, bundle.slot)
+		requireInFlight(t, bundle.verify(t, noWait))
+
+		// It leaves one transaction open and has seen all others.
+		bundle.exec(t, `UPDATE relay_position SET snapshot = (
+			SELECT format('%s:%s:%1$s', tx_id, pg_snapshot_xmax(pg_current_snapshot()))::pg_snapshot
+			FROM outbox_events WHERE id = $1)`, bundle.event(t, bundle.order, event.OrderPaid))
+		requireInFlight(t, bundle.verify(t, noWait))
+
+		bundle.exec(t, "UPDATE relay_position SET snapshot = pg_current_snapshot()")
+		report := bundle.verify(t)
+		requireFound(t, report, verify.Lost, bundle.order, bundle.event(t, bundle.order, event.OrderPaid))
+		require.Empty(t, report.Notes)
+	})
+
+	t.Run("UnderDebeziumByItsSlot", func(t *testing.T) {
+		t.Parallel()
+
+		bundle := setup(t)
+		bundle.exec(t, "SELECT pg_drop_replication_slot($1)", bundle.slot)
+		bundle.exec(t, "INSERT INTO relay_assignment (slot_name, relay, target) VALUES ($1, 'debezium', 'debezium')", bundle.slot)
+		report := bundle.verify(t, noWait)
+		requireInFlight(t, report)
+		require.Len(t, report.Notes, 1)
+
+		bundle.exec(t, "SELECT pg_create_logical_replication_slot(relay_debezium_slot($1), 'pgoutput')", bundle.slot)
+		bundle.pay(t, bundle.placeEUR(t))
+		report = bundle.verify(t, noWait)
+		require.True(t, report.OK, "%v", report.Findings)
+
+		var slot string
+		require.NoError(t, bundle.pool.QueryRow(t.Context(), "SELECT relay_debezium_slot($1)", bundle.slot).Scan(&slot))
+		bundle.readSlot(t, slot)
+		requireFound(t, bundle.verify(t), verify.Lost, bundle.order, bundle.event(t, bundle.order, event.OrderPaid))
+	})
+
 	t.Run("ASlotThatIsNotThereIsNoted", func(t *testing.T) {
 		t.Parallel()
 

@@ -205,6 +205,12 @@ func (w *world) copyEvent(t *testing.T, order uuid.UUID, typ event.Type) {
 // is delivered within some milliseconds.
 func (w *world) runRelay(t *testing.T) {
 	t.Helper()
+	w.readSlot(t, w.slot)
+}
+
+// readSlot is who reads a slot, and has read it all within some milliseconds.
+func (w *world) readSlot(t *testing.T, slot string) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -212,7 +218,7 @@ func (w *world) runRelay(t *testing.T) {
 		ticker := time.NewTicker(5 * time.Millisecond)
 		defer ticker.Stop()
 		for {
-			_, err := w.pool.Exec(ctx, "SELECT pg_replication_slot_advance($1, pg_current_wal_flush_lsn())", w.slot)
+			_, err := w.pool.Exec(ctx, "SELECT pg_replication_slot_advance($1, pg_current_wal_flush_lsn())", slot)
 			if err != nil && ctx.Err() == nil {
 				t.Errorf("advance slot: %v", err)
 				return

@@ -15,11 +15,16 @@ import (
 // drillSlotLoss runs the operator's command on a stack.
 func drillSlotLoss(t *testing.T, s *stack.Stack, api *stack.Process, args ...string) (out string, code int) {
 	t.Helper()
+	return drillSlotLossAt(t, s, strings.TrimPrefix(api.URL(), "http://"), s.Key, args...)
+}
+
+func drillSlotLossAt(t *testing.T, s *stack.Stack, addr, key string, args ...string) (out string, code int) {
+	t.Helper()
 	cmd := exec.CommandContext(t.Context(), stack.Program(t, "onceledger"), append([]string{"drill", "slot-loss"}, args...)...)
 	cmd.Env = []string{
 		"RELAY_DATABASE_URL=" + s.Database.URL("relay"), "DATABASE_URL=" + s.Database.URL("verify"),
-		"KAFKA_BROKERS=" + s.Broker.Brokers(), "ONCELEDGER_ADDR=" + strings.TrimPrefix(api.URL(), "http://"),
-		"ONCELEDGER_API_KEY=" + s.Key,
+		"KAFKA_BROKERS=" + s.Broker.Brokers(), "ONCELEDGER_ADDR=" + addr,
+		"ONCELEDGER_API_KEY=" + key,
 	}
 	text, _ := cmd.CombinedOutput() // how it ended is the code
 	t.Logf("%s", text)
@@ -76,6 +81,17 @@ func TestDrillSlotLossWithoutAConsumer(t *testing.T) {
 	require.Equal(t, 1, code)
 	require.Equal(t, 30, count(t, out, "lost"))
 	require.Zero(t, count(t, out, "applied"))
+
+	// What is wrong with the API is said, and before anything is broken.
+	out, code = drillSlotLossAt(t, s, strings.TrimPrefix(api.URL(), "http://"), "no-key", "--wait", "10m")
+	require.Equal(t, 1, code)
+	require.Contains(t, out, "nothing was done")
+	require.Contains(t, out, "ONCELEDGER_API_KEY")
+	require.Contains(t, out, "401")
+	out, code = drillSlotLossAt(t, s, "127.0.0.1:1", s.Key, "--wait", "10m")
+	require.Equal(t, 1, code)
+	require.Contains(t, out, "nothing was done")
+	require.Contains(t, out, "connection refused")
 
 	// With nothing at work, nothing is broken.
 	require.NoError(t, relay.Stop())
