@@ -76,6 +76,8 @@ func newRelayStatusCommand() *cobra.Command {
 			fmt.Fprintf(out, "not confirmed  %d events\n", report.UnconfirmedEvents)
 			if report.Fault != "" {
 				fmt.Fprintf(out, "fault          %s\n", report.Fault)
+			}
+			if report.Fault != "" || report.Relay == string(relay.KindNone) {
 				return exit(1)
 			}
 			return nil

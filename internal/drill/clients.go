@@ -1,6 +1,7 @@
 package drill
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,6 +27,9 @@ type clients struct {
 	patience time.Duration // with one request
 	group    *errgroup.Group
 	cancel   context.CancelFunc
+	// trouble is why the request that was answered last has to be sent again, if
+	// it has.
+	trouble atomic.Pointer[error]
 	// failed is why one of them gave up; nil while none did.
 	failed func() error
 }
@@ -36,7 +40,7 @@ const atOnce = 4
 func newClients(config Config) *clients {
 	return &clients{
 		api: strings.TrimSuffix(config.API, "/"), key: config.Key, orders: config.Orders, patience: config.Wait,
-		http: &http.Client{Timeout: 20 * time.Second},
+		http: &http.Client{Timeout: min(20*time.Second, config.Wait/2)}, // one that hangs is told, too
 	}
 }
 
@@ -57,9 +61,9 @@ func (c *clients) check(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("GET %s: %w", request.URL, err)
 	case response.StatusCode == http.StatusUnauthorized:
-		return fmt.Errorf("GET %s: the key is not valid there (ONCELEDGER_API_KEY): %d: %.300s", request.URL, response.StatusCode, text)
+		return fmt.Errorf("GET %s: the key is not valid there (ONCELEDGER_API_KEY): %s", request.URL, response.Status)
 	case response.StatusCode != http.StatusOK:
-		return fmt.Errorf("GET %s was answered %d: %.300s", request.URL, response.StatusCode, text)
+		return fmt.Errorf("GET %s was answered %d: %.300s", request.URL, response.StatusCode, bytes.TrimSpace(text))
 	}
 	return nil
 }
@@ -100,6 +104,9 @@ func (c *clients) fault() error {
 	if err := c.group.Wait(); !errors.Is(err, context.Canceled) {
 		return err
 	}
+	if trouble := c.trouble.Load(); trouble != nil {
+		return *trouble
+	}
 	return nil
 }
 
@@ -126,25 +133,23 @@ func (c *clients) order(ctx context.Context) error {
 func (c *clients) post(ctx context.Context, path, body string, answer any) error {
 	key := uuid.NewString()
 	enough := time.After(c.patience)
-	var fault error
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		again, err := c.try(ctx, path, body, key, answer)
 		if !again {
+			c.trouble.Store(nil)
 			return err
 		}
-		if ctx.Err() == nil {
-			fault = err
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
+		c.trouble.Store(&err)
 		select {
 		case <-time.After(pause/2 + rand.N(pause)):
-			continue
 		case <-enough:
+			return err
 		case <-ctx.Done():
+			return ctx.Err()
 		}
-		if fault != nil {
-			return fault
-		}
-		return ctx.Err()
 	}
 }
 

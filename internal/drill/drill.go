@@ -108,7 +108,7 @@ func SlotLoss(ctx context.Context, config Config) (Report, error) {
 	}
 	if config.Orders > 0 {
 		if err := s.clients.check(ctx); err != nil {
-			return Report{}, fmt.Errorf("nothing was done: the API does not answer as it should: %w", err)
+			return Report{}, fmt.Errorf("nothing was done: the API (ONCELEDGER_ADDR): %w", err)
 		}
 	}
 	topics, err := openTopics(ctx, config.Brokers)
