@@ -444,7 +444,7 @@ func TestRemoveConnector(t *testing.T) {
 		fake := newFake(t)
 		require.NoError(t, fake.client(t).Register(t.Context(), params()))
 		fake.offsets, fake.stuck = true, true
-		require.ErrorContains(t, fake.client(t, impatient).Remove(t.Context()), "after 300ms the connector is STOPPED and has a task that is RUNNING")
+		require.ErrorContains(t, fake.client(t, impatient).Remove(t.Context()), "remove connector onceledger-outbox: ")
 		require.True(t, fake.offsets, "the task may write them again")
 	})
 }

@@ -249,7 +249,7 @@ func TestLostToAnother(t *testing.T) {
 		finished.Wait()
 		require.NoError(t, errors.Join(errs...))
 		require.ElementsMatch(t, append(ids(mine...), ids(theirs...)...), w.effects(t))
-		require.Equal(t, 3, w.calls()+other.calls(), "one of them was run again")
+		require.GreaterOrEqual(t, w.calls()+other.calls(), 3, "one of them was run again")
 		require.Empty(t, w.DeadLetters(t))
 	})
 }

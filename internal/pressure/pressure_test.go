@@ -168,7 +168,10 @@ func TestSlotsOfALostSlot(t *testing.T) {
 	limit("-1", -1<<20)
 	require.EqualValues(t, -1, gauge(t, registry, "onceledger_slot_safe_wal_bytes", database.Name), "there is no limit")
 	limit("48MB", 48<<20)
-	require.Positive(t, gauge(t, registry, "onceledger_slot_safe_wal_bytes", database.Name))
+	require.Eventually(t, func() bool { // another connection may not have read the setting yet
+		require.NoError(t, slots.Read(t.Context()))
+		return gauge(t, registry, "onceledger_slot_safe_wal_bytes", database.Name) > 0
+	}, 20*time.Second, 10*time.Millisecond)
 
 	require.Eventually(t, func() bool {
 		exec("SELECT pg_logical_emit_message(false, 'test', repeat('x', 8000000))")

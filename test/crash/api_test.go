@@ -40,7 +40,7 @@ func TestEachRequest(t *testing.T) {
 				require.NoError(t, api.StartReady())
 				require.NoError(t, <-answered)
 				require.Equal(t, status, exchange.Status, exchange.Answer.Body)
-				require.Equal(t, 1, exchange.Unknown)
+				require.Positive(t, exchange.Unknown)
 				require.Equal(t, point == crash.APICommittedNotAnswered, exchange.Replayed)
 
 				again := exchange
