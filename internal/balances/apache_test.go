@@ -143,7 +143,7 @@ func (w *world) read(t *testing.T, level kgo.IsolationLevel) []string {
 
 func (w *world) admin(t *testing.T, options ...kgo.Opt) (*kadm.Client, *kgo.Client) {
 	t.Helper()
-	client, err := kgo.NewClient(append(options, kgo.SeedBrokers(w.brokers))...)
+	client, err := kgo.NewClient(append(options, kgo.SeedBrokers(strings.Split(w.brokers, ",")...))...)
 	require.NoError(t, err)
 	t.Cleanup(client.Close)
 	return kadm.NewClient(client), client
@@ -309,7 +309,7 @@ func TestHangingTransaction(t *testing.T) {
 	require.Zero(t, age())
 
 	hang := func(timeout time.Duration) {
-		client, err := kgo.NewClient(kgo.SeedBrokers(w.brokers), kgo.TransactionalID("foreign"), kgo.TransactionTimeout(timeout),
+		client, err := kgo.NewClient(kgo.SeedBrokers(strings.Split(w.brokers, ",")...), kgo.TransactionalID("foreign"), kgo.TransactionTimeout(timeout),
 			kgo.DefaultProduceTopic(event.BillingEvents), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 		require.NoError(t, err)
 		require.NoError(t, client.BeginTransaction())
@@ -396,4 +396,82 @@ func TestCutBetweenWriteAndAcknowledgement(t *testing.T) {
 	var records int64
 	ends.Each(func(end kadm.ListedOffset) { records += end.Offset })
 	require.EqualValues(t, count, records, "records on billing.events")
+}
+
+// Goal: brokers are killed one after the other, each time one that coordinates
+// the stage's group or its transactions, under load: the balances are the
+// ledger's, and the stage never stands still for more than a minute. (The client
+// library may never come back from a call then; the stage has to go on without.)
+func TestCoordinatorsAreKilled(t *testing.T) {
+	t.Parallel()
+
+	cluster, err := devstack.StartKafka(t.Context(), devstack.KafkaConfig{
+		Dir: t.TempDir(), JavaHome: os.Getenv("JAVA_HOME"), Logf: t.Logf, Brokers: 3,
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+		defer cancel()
+		require.NoError(t, cluster.Stop(ctx))
+	})
+	topics := kafka.ServiceTopics(partitions, 3)
+	require.NoError(t, kafka.EnsureTopics(t.Context(), cluster.Bootstrap(), topics))
+	// A broker learns of a new topic a moment after the controller has made it.
+	require.Eventually(t, func() bool { return kafka.CheckTopics(t.Context(), cluster.Bootstrap(), topics) == nil }, patience, 50*time.Millisecond)
+	w := worldOn(t, cluster.Bootstrap())
+	admin, _ := w.admin(t)
+	i := w.start(t, "a", func(c *kafka.TransactorConfig, _ *balances.Config) {
+		c.InstanceID = "worker-1"
+		c.MaxBatch = 20 // many transactions
+	})
+	w.load(t, 50)
+	w.waitCaughtUp(t)
+
+	var longest time.Duration
+	for round := range 6 {
+		coordinators, id := admin.FindTxnCoordinators, "balances-a"
+		if round%2 == 0 {
+			coordinators, id = admin.FindGroupCoordinators, balances.Group
+		}
+		found := coordinators(t.Context(), id)
+		require.NoError(t, found.Error())
+		node := int(found[id].NodeID)
+		killed := make(chan struct{})
+		before := i.metric(t, "onceledger_transact_seconds", "")
+		go func() {
+			defer close(killed)
+			ticker := time.NewTicker(time.Millisecond)
+			defer ticker.Stop()
+			for i.metric(t, "onceledger_transact_seconds", "") < before+5 && t.Context().Err() == nil {
+				<-ticker.C
+			}
+			cluster.Kill(node)
+		}()
+		for dead := false; !dead; {
+			w.load(t, 100)
+			select {
+			case <-killed:
+				dead = true
+			default:
+			}
+		}
+		w.load(t, 100)
+		started, moved, last := time.Now(), time.Now(), -1.0
+		require.Eventually(t, func() bool {
+			if now := i.metric(t, "onceledger_transact_seconds", ""); now != last {
+				moved, last = time.Now(), now
+			}
+			longest = max(longest, time.Since(moved))
+			behind, err := kafka.Behind(t.Context(), w.brokers, balances.Group, event.BillingEvents)
+			return longest > time.Minute || err == nil && behind == 0
+		}, 5*patience, 50*time.Millisecond, "the group does not catch up")
+		require.LessOrEqual(t, longest, time.Minute, "it stood still")
+		require.Empty(t, w.difference(t))
+		t.Logf("broker %d, coordinator of %s, was killed: caught up after %s", node, id, time.Since(started))
+		require.NoError(t, cluster.Start(t.Context(), node))
+	}
+	require.Eventually(t, func() bool { ready, _ := i.transactor.Ready(); return ready }, patience, 50*time.Millisecond)
+	t.Logf("it stood still for %s at most; %v calls did not come back in time, %v still have not",
+		longest, i.metric(t, "onceledger_transact_unanswered_calls_total", ""), i.metric(t, "onceledger_transact_abandoned_producers", ""))
+	require.Zero(t, i.metric(t, "onceledger_balances_rebuilds_total", ""), i.log)
 }

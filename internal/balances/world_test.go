@@ -158,7 +158,7 @@ func (w *world) load(t testing.TB, count int) {
 
 func (w *world) send(t testing.TB, records ...kafkatest.Record) {
 	t.Helper()
-	client, err := kgo.NewClient(kgo.SeedBrokers(w.brokers), kgo.DefaultProduceTopic(event.BillingEvents),
+	client, err := kgo.NewClient(kgo.SeedBrokers(strings.Split(w.brokers, ",")...), kgo.DefaultProduceTopic(event.BillingEvents),
 		kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)))
 	require.NoError(t, err)
 	defer client.Close()

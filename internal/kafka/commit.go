@@ -89,15 +89,12 @@ func (m *member) commit() {
 // brokers that seemed away are (the client says so of an idle connection too)
 // or are back (which it does not say).
 func (m *member) lookAround() {
-	positions := m.tracker.positions()
-	if m.transactor != nil { // measures it by itself
-		positions = nil
-	} else {
+	if m.transactor == nil { // which measures it by itself
 		m.metrics.lag.Reset()
-	}
-	for place, offset := range positions {
-		if _, end, err := m.client.GetWatermarkOffsets(place.topic, place.partition); err == nil && end >= 0 {
-			m.metrics.setLag(place, end-offset)
+		for place, offset := range m.tracker.positions() {
+			if _, end, err := m.client.GetWatermarkOffsets(place.topic, place.partition); err == nil && end >= 0 {
+				m.metrics.setLag(place, end-offset)
+			}
 		}
 	}
 	if m.doubtful.Load() {

@@ -23,24 +23,24 @@ type consumerMetrics struct {
 func newConsumerMetrics(registerer prometheus.Registerer, group string, inHand func() float64) (*consumerMetrics, error) {
 	labels := prometheus.Labels{"group": group}
 	counter := func(name, help string) prometheus.CounterOpts {
-		return prometheus.CounterOpts{Name: "onceledger_consumer_" + name, Help: help, ConstLabels: labels}
+		return prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels}
 	}
 	gauge := func(name, help string) prometheus.GaugeOpts {
-		return prometheus.GaugeOpts{Name: "onceledger_consumer_" + name, Help: help, ConstLabels: labels}
+		return prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}
 	}
 	histogram := func(name, help string, buckets []float64) prometheus.HistogramOpts {
-		return prometheus.HistogramOpts{Name: "onceledger_consumer_" + name, Help: help, ConstLabels: labels, Buckets: buckets}
+		return prometheus.HistogramOpts{Name: name, Help: help, ConstLabels: labels, Buckets: buckets}
 	}
 	m := &consumerMetrics{
-		records:        prometheus.NewCounter(counter("records_total", "Records whose effects are durable, duplicates included.")),
-		batchRecords:   prometheus.NewHistogram(histogram("batch_records", "Records per applied batch.", prometheus.ExponentialBuckets(1, 4, 7))),
-		batchSeconds:   prometheus.NewHistogram(histogram("batch_seconds", "Time the handler took for an applied batch.", prometheus.ExponentialBuckets(0.001, 2, 16))),
-		retries:        prometheus.NewCounter(counter("retries_total", "Attempts at a batch that failed and were put off.")),
-		commitFailures: prometheus.NewCounter(counter("commit_failures_total", "Commits of offsets that failed; the records may be read again.")),
-		rebalances:     prometheus.NewCounterVec(counter("rebalances_total", "Partitions assigned, revoked (in order) or lost (without a say)."), []string{"kind"}),
-		paused:         prometheus.NewGauge(gauge("paused", "1 while a batch waits for another attempt and nothing else is read.")),
-		lag:            prometheus.NewGaugeVec(gauge("lag_records", "Records after the last applied one, as of the last fetch."), []string{"topic", "partition"}),
-		inHand:         prometheus.NewGaugeFunc(gauge("in_hand_seconds", "How long the batch in hand has been in hand; 0 when there is none."), inHand),
+		records:        prometheus.NewCounter(counter("onceledger_consumer_records_total", "Records whose effects are durable, duplicates included.")),
+		batchRecords:   prometheus.NewHistogram(histogram("onceledger_consumer_batch_records", "Records per applied batch.", prometheus.ExponentialBuckets(1, 4, 7))),
+		batchSeconds:   prometheus.NewHistogram(histogram("onceledger_consumer_batch_seconds", "Time the handler took for an applied batch.", prometheus.ExponentialBuckets(0.001, 2, 16))),
+		retries:        prometheus.NewCounter(counter("onceledger_consumer_retries_total", "Attempts at a batch that failed and were put off.")),
+		commitFailures: prometheus.NewCounter(counter("onceledger_consumer_commit_failures_total", "Commits of offsets that failed; the records may be read again.")),
+		rebalances:     prometheus.NewCounterVec(counter("onceledger_consumer_rebalances_total", "Partitions assigned, revoked (in order) or lost (without a say)."), []string{"kind"}),
+		paused:         prometheus.NewGauge(gauge("onceledger_consumer_paused", "1 while a batch waits for another attempt and nothing else is read.")),
+		lag:            prometheus.NewGaugeVec(gauge("onceledger_consumer_lag_records", "Records after the last applied one, as of the last fetch."), []string{"topic", "partition"}),
+		inHand:         prometheus.NewGaugeFunc(gauge("onceledger_consumer_in_hand_seconds", "How long the batch in hand has been in hand; 0 when there is none."), inHand),
 	}
 	if registerer == nil {
 		return m, nil

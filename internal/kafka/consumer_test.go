@@ -3,6 +3,7 @@ package kafka_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -442,6 +443,31 @@ func TestConsumerRebalance(t *testing.T) {
 		after := world.waitShared(t, 3, 3)
 		require.Equal(t, world.assignments(before), world.assignments(after))
 		require.Equal(t, revoked, stays.metric(t, "rebalances_total", "revoked"))
+	})
+
+	// As when coordinators are killed one after the other.
+	t.Run("JoinsAgainWhenItIsFencedAndNobodyElseIsThere", func(t *testing.T) {
+		t.Parallel()
+		world := newWorld(t, 2)
+		world.produce(t, 5)
+		member := world.join(t, kafka.ConsumerConfig{InstanceID: "worker-1"})
+		go member.serve()
+		world.waitBehind(t, 0)
+		for fences := 1; fences <= 2; fences++ {
+			world.broker.ControlKey(int16(kmsg.Heartbeat), func(request kmsg.Request) (kmsg.Response, error, bool) {
+				answer := request.ResponseKind().(*kmsg.HeartbeatResponse)
+				answer.ErrorCode = kerr.FencedInstanceID.Code
+				return answer, nil, true
+			})
+			require.Eventually(t, func() bool {
+				return strings.Count(member.log.String(), "joining again") == fences
+			}, patience, 5*time.Millisecond)
+			world.produce(t, 5)
+			world.waitBehind(t, 0)
+			member.waitReady(t, true)
+		}
+		world.requireAllInOrder(t)
+		require.NoError(t, member.stop(t))
 	})
 
 	t.Run("StopsAProcessWhoseNameAnotherHasTaken", func(t *testing.T) {
