@@ -400,7 +400,7 @@ func TestCutBetweenWriteAndAcknowledgement(t *testing.T) {
 
 // Goal: brokers are killed one after the other, each time one that coordinates
 // the stage's group or its transactions, under load: the balances are the
-// ledger's, and the stage never stands still for more than a minute. (The client
+// ledger's, and the stage never stands still for two minutes. (The client
 // library may never come back from a call then; the stage has to go on without.)
 func TestCoordinatorsAreKilled(t *testing.T) {
 	t.Parallel()
