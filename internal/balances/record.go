@@ -171,11 +171,11 @@ func Collect(read func(use func(event.Record) error) error) (Totals, error) {
 			return nil
 		}
 		account, balance, first, err := parseBalance(record)
-		if err != nil {
+		if err == nil {
+			latest[key] = entry{account, balance, first}
+		} else {
 			faults[key] = err
-			return nil
 		}
-		latest[key] = entry{account, balance, first}
 		return nil
 	})
 	for _, fault := range faults {

@@ -247,8 +247,14 @@ func (i *instance) stop(t testing.TB) {
 // metric sums a metric over its labels that contain a text.
 func (i *instance) metric(t testing.TB, name, label string) float64 {
 	t.Helper()
-	families, err := i.registry.Gather()
+	total, err := i.total(name, label)
 	require.NoError(t, err)
+	return total
+}
+
+// total is metric for other goroutines than the test's.
+func (i *instance) total(name, label string) (float64, error) {
+	families, err := i.registry.Gather()
 	total := 0.0
 	for _, family := range families {
 		if family.GetName() != name {
@@ -260,7 +266,7 @@ func (i *instance) metric(t testing.TB, name, label string) float64 {
 			}
 		}
 	}
-	return total
+	return total, err
 }
 
 // totals reads the topic as anybody would.

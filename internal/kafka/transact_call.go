@@ -54,10 +54,10 @@ func (t *Transactor) call(ctx context.Context, name string, do func(*kafka.Produ
 	t.config.Log.Error("the Kafka client does not come back from a call; its writer is abandoned and another takes its place",
 		"call", name, "waited", took, "abandoned", count, "transactional_id", t.config.TransactionalID)
 	go func() {
-		<-answered
+		outcome := <-answered // what it came to shows in the state
 		w.close()
 		t.metrics.abandoned.Set(float64(t.abandoned.Add(-1)))
-		t.config.Log.Warn("an abandoned writer has come back and is closed", "call", name, "after", time.Since(started).Round(time.Millisecond))
+		t.config.Log.Warn("an abandoned writer has come back and is closed", "call", name, "after", time.Since(started).Round(time.Millisecond), "outcome", outcome)
 	}()
 	return fmt.Errorf("%s: %w (waited %s)", name, errUnanswered, took)
 }

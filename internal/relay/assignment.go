@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,8 +26,7 @@ const (
 
 // ParseKind reads the name of a relay that can be switched to.
 func ParseKind(name string) (Kind, error) {
-	switch kind := Kind(name); kind {
-	case KindWAL, KindPoll, KindDebezium:
+	if kind := Kind(name); slices.Contains([]Kind{KindWAL, KindPoll, KindDebezium}, kind) {
 		return kind, nil
 	}
 	return "", fmt.Errorf("there is no relay %q: choose wal, poll or debezium", name)

@@ -128,16 +128,14 @@ func orDefault[T comparable](value *T, fallback T) {
 // publication; nothing is lost meanwhile.
 func (r *Relay) Run(ctx context.Context) error {
 	failures := 0
-	for {
+	for ctx.Err() == nil {
 		moved, err := r.session(ctx)
 		if moved {
 			failures = 0
 		}
 		pause := backOff(failures, 250*time.Millisecond, 5*time.Second)
 		switch {
-		case ctx.Err() != nil:
-			r.setState(ctx, nil, StateStopped, "")
-			return nil
+		case ctx.Err() != nil: // it was told to stop
 		case errors.Is(err, errReassigned):
 			r.config.Log.Info("relay: the job goes to another")
 			pause = 0
@@ -157,6 +155,8 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		sleep(ctx, pause)
 	}
+	r.setState(ctx, nil, StateStopped, "")
+	return nil
 }
 
 // standbyRetry is how often a relay tries whether it is its turn.
