@@ -112,6 +112,12 @@ func (s Status) Fault() string {
 // no error.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	status, err := c.status(ctx)
+	if err == nil && status.Connector != "" && !status.Running() {
+		// Connect tells of one that was deleted for a while.
+		if err = c.do(ctx, http.MethodGet, c.path(""), nil, nil); isMissing(err) {
+			return Status{}, nil
+		}
+	}
 	if err != nil {
 		return Status{}, fmt.Errorf("ask for the state of connector %s: %w", c.config.Connector, err)
 	}
