@@ -38,7 +38,10 @@ test: go gcc ## Run all tests on a real Postgres 18 and the embedded broker
 	$(GO) test -race -shuffle=on -timeout 15m ./...
 
 # Package by package: each starts brokers and more of its own. What needs Java is
-# in files with the build tag apache; the other tests there are make test's.
+# in files with the build tag apache; the other tests there are make test's. A JVM
+# that lives for seconds does not pay for its second compiler. The tests of the
+# relays wait more than they work.
+test-kafka: export JAVA_TOOL_OPTIONS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 .PHONY: test-kafka
 test-kafka: go gcc ## Run the tests that need Java, on Apache Kafka, Connect and Debezium
 	@$(GO) run ./test/prepare -java
@@ -47,10 +50,24 @@ test-kafka: go gcc ## Run the tests that need Java, on Apache Kafka, Connect and
 	for dir in $$(grep -rl --include='*_test.go' '^//go:build apache$$' cmd internal test | xargs -n 1 dirname | sort -u); do \
 		names=$$(grep -l '^//go:build apache$$' $$dir/*_test.go | xargs sed -n 's/^func \(Test[A-Z0-9][A-Za-z0-9_]*\)(t \*testing\.T).*/\1/p' | paste -sd '|'); \
 		test -n "$$names" || { echo "there is no test in the files of $$dir with the build tag apache"; failed=1; continue; }; \
-		echo "$(GO) test -race -tags apache -timeout 45m -run '^($$names)$$' ./$$dir"; \
-		$(GO) test -race -tags apache -timeout 45m -run "^($$names)\$$" ./$$dir || failed=1; \
+		more=; test $$dir != test/conformance || more="-parallel 4"; \
+		echo "$(GO) test -race -tags apache -timeout 45m $$more -run '^($$names)$$' ./$$dir"; \
+		$(GO) test -race -tags apache -timeout 45m $$more -run "^($$names)\$$" ./$$dir || failed=1; \
 	done; \
 	test -z "$$failed"
+
+# TWIN is one of test/twins, or several; without it, all of them.
+TWIN ?=
+.PHONY: twins
+twins: build ## Prove that the proof has teeth: build each broken twin, and see prove catch it
+	@$(GO) run ./test/twins $(if $(TWIN),$(TWIN),-json test/twins/results.json)
+
+.PHONY: test-pooler
+test-pooler: go gcc ## Run the tests behind PgBouncer, which has to be installed
+	@PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null || { echo "pgbouncer is not installed: install it (Debian: apt-get install pgbouncer)"; exit 1; }
+	@$(GO) run ./test/prepare
+	$(GO) vet -tags pgbouncer ./test/pooler
+	$(GO) test -race -tags pgbouncer ./test/pooler
 
 .PHONY: lint
 lint: go gcc $(LINT) ## Run golangci-lint
@@ -70,6 +87,11 @@ verify: go gcc $(SQLC) ## Check what must agree: generated code, go.mod, formatt
 	cd tools/lint && $(GO) mod tidy -diff
 	$(GO) vet -tags apache ./...
 	$(GO) test -count=1 ./test/static ./internal/migrate
+	$(GO) run ./test/twins -check
+
+.PHONY: prove
+prove: build ## Break a onceledger of its own 100 times, and account for everything
+	@bin/onceledger prove
 
 .PHONY: bench
 bench: build ## Measure, both sides of each ratio in one run; results go to bench/results

@@ -282,7 +282,7 @@ func (b *bench) paid(i int) (event.Event, error) {
 	now := time.Now().UTC().Truncate(time.Microsecond)
 	orderID := uuid.Must(uuid.NewV7())
 	payload, err := event.Encode(event.Order{
-		OrderID: orderID, Version: 2, Status: "paid",
+		OrderID: orderID, Version: 1, Status: "paid",
 		CustomerID: fmt.Sprintf("c-%d", i), CustomerEmail: fmt.Sprintf("c-%d@example.com", i), Currency: "EUR",
 		Lines:     []event.Line{{SKU: "book", Description: "A book", Quantity: 2, UnitAmount: 1250, NetAmount: 2500, TaxRate: money.Rate(190_000)}},
 		Taxes:     []event.Tax{{Rate: money.Rate(190_000), NetAmount: 2500, TaxAmount: 475}},
@@ -291,6 +291,6 @@ func (b *bench) paid(i int) (event.Event, error) {
 	})
 	return event.Event{
 		ID: uuid.Must(uuid.NewV7()), TenantID: b.tenantID, AggregateType: event.AggregateOrder, AggregateID: orderID,
-		AggregateVersion: 2, Type: event.OrderPaid, SchemaVersion: event.SchemaVersion, OccurredAt: now, Payload: payload,
+		AggregateVersion: 1, Type: event.OrderPaid, SchemaVersion: event.SchemaVersion, OccurredAt: now, Payload: payload,
 	}, err
 }

@@ -69,6 +69,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 		MaxConns:           env.MaxConns,
 		TransactionTimeout: 5 * time.Second,
 		LockTimeout:        2 * time.Second,
+		Wrap:               crash.AfterCommit(crash.APICommitSentNotHeard),
 	})
 	if err != nil {
 		return fmt.Errorf("DATABASE_URL: %w", err)

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/onceledger/onceledger/internal/db"
+	"github.com/onceledger/onceledger/internal/operators"
 	"github.com/onceledger/onceledger/internal/tenants"
 )
 
@@ -25,13 +26,24 @@ DATABASE_URL names the database, with the login that owns it; unset, it is the
 one that "onceledger up" runs.`,
 	}
 
-	var tenant, name string
+	var tenant, name, operator string
 	create := &cobra.Command{
-		Use:   "create --tenant NAME",
+		Use:   "create (--tenant NAME | --operator NAME)",
 		Short: "Make a key, and its tenant if that is new; print the key once",
-		Args:  cobra.NoArgs,
+		Long: `Make a key, and print it once.
+
+A tenant's key is for the API, and for that tenant's orders alone; the tenant is made
+if it is new. An operator's key is for the dead letters of all tenants, which a
+worker with the role billing serves at WORKER_ADDR, under /v1/operator/.`,
+		Args: cobra.NoArgs,
 		RunE: withConn(func(cmd *cobra.Command, conn *pgx.Conn, _ []string) error {
-			secret, err := tenants.CreateKey(cmd.Context(), conn, tenant, name)
+			var secret string
+			var err error
+			if cmd.Flags().Changed("operator") {
+				secret, err = operators.CreateKey(cmd.Context(), conn, operator)
+			} else {
+				secret, err = tenants.CreateKey(cmd.Context(), conn, tenant, name)
+			}
 			if err != nil {
 				return err
 			}
@@ -41,8 +53,11 @@ one that "onceledger up" runs.`,
 		}),
 	}
 	create.Flags().StringVar(&tenant, "tenant", "", "the tenant that the key works for")
-	create.Flags().StringVar(&name, "name", "key", "what the key is for")
-	_ = create.MarkFlagRequired("tenant")
+	create.Flags().StringVar(&operator, "operator", "", "who sees to dead letters with the key")
+	create.Flags().StringVar(&name, "name", "key", "what a tenant's key is for")
+	create.MarkFlagsOneRequired("tenant", "operator")
+	create.MarkFlagsMutuallyExclusive("tenant", "operator")
+	create.MarkFlagsMutuallyExclusive("name", "operator")
 
 	list := &cobra.Command{
 		Use:   "list",
@@ -53,14 +68,24 @@ one that "onceledger up" runs.`,
 			if err != nil {
 				return fmt.Errorf("list keys: %w", err)
 			}
+			ofOperators, err := db.New().OperatorKeyList(cmd.Context(), conn)
+			if err != nil {
+				return fmt.Errorf("list operators' keys: %w", err)
+			}
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			fmt.Fprintln(table, "ID\tTENANT\tNAME\tCREATED\tREVOKED")
-			for _, key := range keys {
+			row := func(id uuid.UUID, tenant, name string, createdAt time.Time, revokedAt *time.Time) {
 				revoked := "-"
-				if key.RevokedAt != nil {
-					revoked = key.RevokedAt.UTC().Format(time.RFC3339)
+				if revokedAt != nil {
+					revoked = revokedAt.UTC().Format(time.RFC3339)
 				}
-				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", key.ID, key.Tenant, key.Name, key.CreatedAt.UTC().Format(time.RFC3339), revoked)
+				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", id, tenant, name, createdAt.UTC().Format(time.RFC3339), revoked)
+			}
+			for _, key := range keys {
+				row(key.ID, key.Tenant, key.Name, key.CreatedAt, key.RevokedAt)
+			}
+			for _, key := range ofOperators {
+				row(key.ID, "(operator)", key.Name, key.CreatedAt, key.RevokedAt)
 			}
 			return table.Flush()
 		}),
@@ -76,6 +101,9 @@ one that "onceledger up" runs.`,
 				return fmt.Errorf("%q is not the id of a key: see onceledger keys list", args[0])
 			}
 			revoked, err := db.New().APIKeyRevoke(cmd.Context(), conn, id)
+			if err == nil && revoked == 0 {
+				revoked, err = db.New().OperatorKeyRevoke(cmd.Context(), conn, id)
+			}
 			if err != nil {
 				return fmt.Errorf("revoke key: %w", err)
 			}

@@ -32,7 +32,7 @@ func newRootCommand() *cobra.Command {
 		Short:         "A ledger and billing service with exactly-once effects",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-	}, newUpCommand(), newBrokerCommand(), newMigrateCommand(), newKeysCommand(), newRelayCommand(), newVerifyCommand(), newWALCommand(), newDrillCommand())
+	}, newUpCommand(), newBrokerCommand(), newMigrateCommand(), newKeysCommand(), newRelayCommand(), newVerifyCommand(), newWALCommand(), newDrillCommand(), newDLQCommand(), newLabCommand(), newLabConsumerCommand(), newReplayCommand(), newOutboxCommand(), newProveCommand())
 }
 
 // group makes a command of those below it. Without one of them it prints its

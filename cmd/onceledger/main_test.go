@@ -25,7 +25,7 @@ func call(t *testing.T, args ...string) (stdout, stderr string, err error) {
 func TestUnknownCommand(t *testing.T) {
 	t.Parallel()
 
-	for _, parent := range [][]string{nil, {"migrate"}, {"keys"}, {"relay"}, {"wal"}, {"drill"}} {
+	for _, parent := range [][]string{nil, {"migrate"}, {"keys"}, {"relay"}, {"wal"}, {"drill"}, {"outbox"}} {
 		stdout, _, err := call(t, append(parent, "foo")...)
 		require.ErrorContains(t, err, `foo": see onceledger`, parent)
 		require.Equal(t, 1, exitCode(err))

@@ -32,13 +32,16 @@ It is configured by its environment:
   RELAY_DATABASE_URL    for relay: the same database, with the login onceledger_relay
   JANITOR_DATABASE_URL  for janitor: the same, with the login onceledger_janitor
   KAFKA_BROKERS         host:port, separated by commas
-  WORKER_ADDR           where to serve /healthz, /readyz and /metrics, default 127.0.0.1:8081
+  WORKER_ADDR           where to serve /healthz, /readyz and /metrics, and for operators'
+                        keys /v1/operator (role billing), default 127.0.0.1:8081
   RELAY_SLOT            the relay's replication slot, default onceledger_outbox
   RELAY_POLL_INTERVAL   how often the relay poll looks for events, default 100ms
   BILLING_BATCH         events in hand at most, default 2000
   BILLING_WRITERS       transactions that share out a large batch, default 2
   BALANCES_SKIP         records of billing.events that balances leaves out though it cannot
                         understand them, as partition:offset, separated by commas
+  GAP_WAIT              how long a version of an order may be missing before the log says
+                        so and an alert goes off, default 1m
   OUTBOX_RETENTION      how long the janitor keeps a day of the outbox at least, default 72h
   DEDUPE_WINDOW         how long an event is known as applied, default 720h
   REPLAY_WINDOW         how far back somebody may replay, default 168h
@@ -98,7 +101,7 @@ func run(ctx context.Context, getenv func(string) string, stderr io.Writer) erro
 		group.Go(func() error { return role(ctx) })
 	}
 	group.Go(func() error {
-		return telemetry.Serve(ctx, listener, telemetry.Handler(w.registry, w.checks), env.ShutdownTimeout)
+		return telemetry.Serve(ctx, listener, w.handler(), env.ShutdownTimeout)
 	})
 	return group.Wait()
 }

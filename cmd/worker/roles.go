@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -16,10 +17,13 @@ import (
 	"github.com/onceledger/onceledger/internal/balances"
 	"github.com/onceledger/onceledger/internal/billing"
 	"github.com/onceledger/onceledger/internal/config"
+	"github.com/onceledger/onceledger/internal/crash"
+	"github.com/onceledger/onceledger/internal/deadletters"
 	"github.com/onceledger/onceledger/internal/event"
 	"github.com/onceledger/onceledger/internal/inbox"
 	"github.com/onceledger/onceledger/internal/janitor"
 	"github.com/onceledger/onceledger/internal/kafka"
+	"github.com/onceledger/onceledger/internal/operators"
 	"github.com/onceledger/onceledger/internal/postgres"
 	"github.com/onceledger/onceledger/internal/relay"
 	"github.com/onceledger/onceledger/internal/telemetry"
@@ -28,6 +32,10 @@ import (
 // transactionTimeout bounds one batch. It is well below the time after which
 // Kafka takes a silent consumer's partitions away.
 const transactionTimeout = 30 * time.Second
+
+// operatorLockTimeout is how long an operator waits for a batch that holds what is
+// to be seen to. A batch takes milliseconds.
+const operatorLockTimeout = 5 * time.Second
 
 // worker is what the roles of one process share, and what each adds to it.
 type worker struct {
@@ -39,6 +47,8 @@ type worker struct {
 	roles   []func(context.Context) error
 	checks  []telemetry.Check
 	closers []func()
+
+	operators func() http.Handler // what operators may ask; nil without the role billing
 
 	retentionHolds chan struct{} // closed once the retention contract is known to hold
 }
@@ -56,6 +66,8 @@ func (w *worker) openPool(ctx context.Context, variable, url, role string, maxCo
 		MaxConns:           maxConns,
 		TransactionTimeout: transactionTimeout,
 		LockTimeout:        transactionTimeout,
+		Direct:             role == config.RoleJanitor, // which works under a lock of its session
+		Wrap:               crash.AfterCommit(crash.WorkerCommitSentNotHeard),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", variable, err)
@@ -99,7 +111,43 @@ func (w *worker) openBilling(ctx context.Context) error {
 	})
 	w.roles = append(w.roles, w.afterRetention(func(ctx context.Context) error { return consumer.Run(ctx, in.Process) }))
 	w.addCheck(config.RoleBilling, consumer.Ready)
+	return w.openDeadLetters(ctx, in)
+}
+
+// openDeadLetters shows the dead letters of billing, and has operators see to them
+// over HTTP. Connections of their own leave billing its.
+func (w *worker) openDeadLetters(ctx context.Context, in *inbox.Inbox) error {
+	pool, err := postgres.Open(ctx, w.env.DatabaseURL, postgres.Options{
+		ApplicationName:    "onceledger-operator",
+		MaxConns:           3,
+		TransactionTimeout: transactionTimeout,
+		LockTimeout:        operatorLockTimeout,
+	})
+	if err != nil {
+		return fmt.Errorf("DATABASE_URL: %w", err)
+	}
+	w.closers = append(w.closers, pool.Close)
+	watch := deadletters.NewWatch(deadletters.WatchConfig{
+		Pool: pool, Consumer: billing.Consumer, GapWait: w.env.GapWait, Log: w.log, Metrics: w.registry, Now: w.now,
+	})
+	w.roles = append(w.roles, watch.Run)
+	w.checks = append(w.checks, telemetry.Check{Name: "dead-letters", Note: watch.Note})
+	w.operators = func() http.Handler {
+		return operators.Handler(pool, deadletters.New(pool, map[string]*inbox.Inbox{billing.Consumer: in}), w.log)
+	}
 	return nil
+}
+
+// handler is what the worker answers over HTTP.
+func (w *worker) handler() http.Handler {
+	own := telemetry.Handler(w.registry, w.checks)
+	if w.operators == nil {
+		return own
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", own)
+	mux.Handle(operators.Path, w.operators())
+	return mux
 }
 
 // openBalances keeps the accounts' balances on a topic, from billing.events and

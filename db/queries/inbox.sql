@@ -28,15 +28,49 @@ SELECT consumer, event_id, topic, partition, "offset", processed_at
 FROM processed_events
 WHERE tenant_id = @tenant_id AND event_id = ANY(@event_ids::uuid[]);
 
--- DeadLetterParkedAggregates tells which of the tenants' aggregates have an open
--- dead letter that later events have to wait behind.
--- name: DeadLetterParkedAggregates :many
-SELECT DISTINCT letter.tenant_id::uuid AS tenant_id, letter.aggregate_id::uuid AS aggregate_id
-FROM dead_letters AS letter
-JOIN (SELECT unnest(@tenant_ids::uuid[]) AS tenant_id, unnest(@aggregate_ids::uuid[]) AS aggregate_id) AS wanted
-  ON wanted.tenant_id = letter.tenant_id AND wanted.aggregate_id = letter.aggregate_id
-WHERE letter.consumer = @consumer AND letter.state = 'open' AND letter.aggregate_id IS NOT NULL
-  AND letter.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused');
+-- DeadLetterListForBatch is what dead letters have to say of a batch: the
+-- aggregates that later events have to wait in (what is held), and what was
+-- discarded, by its event or by its place on the topic. Letters that are being
+-- tried again hold nothing.
+--
+-- It keeps the letters that hold something as they are until the transaction ends,
+-- locking them in the order of their ids. So whoever closes them, and applies what
+-- waits behind them, comes before this batch or after it, and what is stored
+-- behind them is never left behind nothing.
+-- name: DeadLetterListForBatch :many
+WITH held AS MATERIALIZED (
+  SELECT letter.tenant_id, letter.aggregate_id
+  FROM dead_letters AS letter
+  JOIN (SELECT DISTINCT unnest(@tenant_ids::uuid[]) AS tenant_id, unnest(@aggregate_ids::uuid[]) AS aggregate_id) AS wanted
+    ON wanted.tenant_id = letter.tenant_id AND wanted.aggregate_id = letter.aggregate_id
+  WHERE letter.consumer = @consumer AND letter.state = 'open' AND letter.aggregate_id IS NOT NULL
+    AND letter.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused')
+    AND letter.id <> ALL(@trying::uuid[])
+  ORDER BY letter.id
+  FOR SHARE OF letter
+), discarded AS (
+  SELECT letter.* FROM dead_letters AS letter
+  WHERE letter.state = 'discarded' AND letter.consumer = @consumer AND letter.event_id = ANY(@event_ids::uuid[])
+  UNION
+  SELECT letter.* FROM dead_letters AS letter
+  JOIN (
+    SELECT unnest(@topics::text[]) AS topic, unnest(@partitions::integer[]) AS partition,
+      unnest(@first_offsets::bigint[]) AS first_offset, unnest(@last_offsets::bigint[]) AS last_offset
+  ) AS span ON span.topic = letter.topic AND span.partition = letter.partition
+    AND letter."offset" BETWEEN span.first_offset AND span.last_offset
+  WHERE letter.state = 'discarded' AND letter.consumer = @consumer
+)
+SELECT DISTINCT
+  'held'::text AS what, held.tenant_id::uuid AS tenant_id, held.aggregate_id::uuid AS aggregate_id,
+  0::bigint AS aggregate_version, '00000000-0000-0000-0000-000000000000'::uuid AS event_id, ''::text AS event_type,
+  ''::text AS topic, 0::integer AS partition, 0::bigint AS record_offset, ''::bytea AS record_hash
+FROM held
+UNION ALL
+SELECT
+  'discarded', coalesce(tenant_id, '00000000-0000-0000-0000-000000000000'), coalesce(aggregate_id, '00000000-0000-0000-0000-000000000000'),
+  coalesce(aggregate_version, 0), coalesce(event_id, '00000000-0000-0000-0000-000000000000'), coalesce(event_type, ''),
+  topic, partition, "offset", record_hash
+FROM discarded;
 
 -- DeadLetterInsert stores a record that could not be applied, in the transaction
 -- that would have applied it. The same record again changes nothing.

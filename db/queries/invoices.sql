@@ -2,27 +2,88 @@
 -- given version, and leaves it where it already knows that version or a later
 -- one: duplicates and late events change nothing. One row per order at most.
 --
+-- It returns the orders whose versions do not simply follow on: some may be skipped,
+-- or the batch has late ones too (lowest_versions is each order's lowest of the
+-- batch). came_after is the version before the new one, or null where the view is
+-- left as it is.
+--
 -- It locks every order it names, changed or not, in the order of their ids, and
 -- so is the first thing a batch writes.
--- name: OrderBillingUpsertMany :execrows
-INSERT INTO order_billing AS known (tenant_id, order_id, version, status, currency, total_minor, refunded_minor)
-SELECT
-  unnest(@tenant_ids::uuid[]) AS tenant_id,
-  unnest(@order_ids::uuid[]) AS order_id,
-  unnest(@versions::bigint[]),
-  unnest(@statuses::text[]),
-  unnest(@currencies::text[]),
-  unnest(@total_minors::bigint[]),
-  unnest(@refunded_minors::bigint[])
-ORDER BY tenant_id, order_id
-ON CONFLICT (tenant_id, order_id) DO UPDATE SET
-  version = excluded.version,
-  status = excluded.status,
-  currency = excluded.currency,
-  total_minor = excluded.total_minor,
-  refunded_minor = excluded.refunded_minor,
-  updated_at = now()
-WHERE known.version < excluded.version;
+-- name: OrderBillingUpsertMany :many
+WITH given AS (
+  SELECT
+    unnest(@tenant_ids::uuid[]) AS tenant_id,
+    unnest(@order_ids::uuid[]) AS order_id,
+    unnest(@versions::bigint[]) AS version,
+    unnest(@lowest_versions::bigint[]) AS lowest_version,
+    unnest(@statuses::text[]) AS status,
+    unnest(@currencies::text[]) AS currency,
+    unnest(@total_minors::bigint[]) AS total_minor,
+    unnest(@refunded_minors::bigint[]) AS refunded_minor
+), moved AS (
+  INSERT INTO order_billing AS known (tenant_id, order_id, version, status, currency, total_minor, refunded_minor)
+  SELECT tenant_id, order_id, version, status, currency, total_minor, refunded_minor FROM given
+  ORDER BY tenant_id, order_id
+  ON CONFLICT (tenant_id, order_id) DO UPDATE SET
+    version = excluded.version,
+    previous_version = known.version,
+    status = excluded.status,
+    currency = excluded.currency,
+    total_minor = excluded.total_minor,
+    refunded_minor = excluded.refunded_minor,
+    updated_at = now()
+  WHERE known.version < excluded.version
+  RETURNING known.tenant_id, known.order_id, known.version, known.previous_version
+)
+SELECT given.tenant_id::uuid AS tenant_id, given.order_id::uuid AS order_id, moved.previous_version AS came_after
+FROM given
+LEFT JOIN moved ON moved.tenant_id = given.tenant_id AND moved.order_id = given.order_id
+WHERE moved.version IS NULL OR moved.version > moved.previous_version + 1 OR given.lowest_version <= moved.previous_version;
+
+-- VersionGapInsertMany notes versions that events have skipped. One that is a dead
+-- letter of the consumer's is not missing.
+-- name: VersionGapInsertMany :exec
+INSERT INTO version_gaps (tenant_id, order_id, version)
+SELECT missing.tenant_id, missing.order_id, missing.version
+FROM (
+  SELECT unnest(@tenant_ids::uuid[]) AS tenant_id, unnest(@order_ids::uuid[]) AS order_id, unnest(@versions::bigint[]) AS version
+) AS missing
+WHERE NOT EXISTS (
+  SELECT FROM dead_letters AS letter
+  WHERE letter.tenant_id = missing.tenant_id AND letter.aggregate_id = missing.order_id
+    AND letter.aggregate_version = missing.version AND letter.consumer = @consumer)
+ORDER BY missing.tenant_id, missing.order_id, missing.version
+ON CONFLICT DO NOTHING;
+
+-- VersionGapDeleteMany takes away what has come.
+-- name: VersionGapDeleteMany :exec
+DELETE FROM version_gaps AS gap
+USING (
+  SELECT unnest(@tenant_ids::uuid[]) AS tenant_id, unnest(@order_ids::uuid[]) AS order_id, unnest(@versions::bigint[]) AS version
+) AS came
+WHERE gap.tenant_id = came.tenant_id AND gap.order_id = came.order_id AND gap.version = came.version;
+
+-- VersionGapGiveUp decides that versions of an order will not come: one, or all that
+-- are missing.
+-- name: VersionGapGiveUp :many
+UPDATE version_gaps SET given_up_at = now(), given_up_by = @given_up_by, given_up_reason = @reason
+WHERE order_id = @order_id AND given_up_at IS NULL AND (sqlc.narg('version')::bigint IS NULL OR version = sqlc.narg('version'))
+RETURNING tenant_id, order_id, version, noticed_at;
+
+-- MissingVersionListByOrder is which versions of an order billing lacks, and since when.
+-- name: MissingVersionListByOrder :many
+SELECT version::bigint AS version, noticed_at::timestamptz AS noticed_at FROM missing_versions
+WHERE tenant_id = @tenant_id AND order_id = @order_id
+ORDER BY missing_versions.version;
+
+-- MissingVersionList is the next page of missing versions: those noticed before
+-- the wait was over are left out.
+-- name: MissingVersionList :many
+SELECT tenant_id::uuid AS tenant_id, order_id::uuid AS order_id, version::bigint AS version, noticed_at::timestamptz AS noticed_at FROM missing_versions
+WHERE (tenant_id, order_id, version) > (@after_tenant::uuid, @after_order::uuid, @after_version::bigint)
+  AND noticed_at <= now() - make_interval(secs => @wait_seconds::double precision)
+ORDER BY tenant_id, order_id, version
+LIMIT @page_size;
 
 -- InvoiceListByOrders finds the invoices of orders, with how many credit notes
 -- each has and what they come to.

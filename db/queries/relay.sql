@@ -124,6 +124,13 @@ SELECT
 FROM pg_catalog.pg_replication_slots
 WHERE slot_name = @slot_name::name;
 
+-- SlotKeepsConfirmed is how many bytes of log a slot keeps that its reader has
+-- confirmed.
+-- name: SlotKeepsConfirmed :one
+SELECT coalesce(confirmed_flush_lsn - restart_lsn, 0)::bigint AS bytes
+FROM pg_catalog.pg_replication_slots
+WHERE slot_name = @slot_name::name;
+
 -- SlotMake makes a slot for pgoutput, and says where it begins. It waits for the
 -- transactions that are open.
 -- name: SlotMake :one

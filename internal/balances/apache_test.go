@@ -5,9 +5,9 @@ package balances_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -24,6 +24,7 @@ import (
 	"github.com/onceledger/onceledger/internal/crash"
 	"github.com/onceledger/onceledger/internal/devstack"
 	"github.com/onceledger/onceledger/internal/event"
+	"github.com/onceledger/onceledger/internal/faults"
 	"github.com/onceledger/onceledger/internal/kafka"
 )
 
@@ -164,7 +165,7 @@ func unstable(t *testing.T, admin *kadm.Client, topic string) int64 {
 	return gap
 }
 
-// Goal: wherever the stage dies, what it has written and what it has read stay
+// Field report R40. Goal: wherever the stage dies, what it has written and what it has read stay
 // one. Method: kill -9 with the transaction open, and right after its commit;
 // start again under the same name.
 func TestKilledAtEachPoint(t *testing.T) {
@@ -197,7 +198,7 @@ func TestKilledAtEachPoint(t *testing.T) {
 	require.Len(t, all, len(committed)+aborted)
 }
 
-// Goal: an instance that was thought dead writes nothing when it wakes. Method:
+// Field report R40. Goal: an instance that was thought dead writes nothing when it wakes. Method:
 // SIGSTOP in the middle of a transaction, until another has taken over all of
 // it; then SIGCONT.
 func TestZombie(t *testing.T) {
@@ -294,7 +295,7 @@ func TestKafkaLetsOffsetsOfNobodyPass(t *testing.T) {
 	}
 }
 
-// Goal: a transaction of somebody else that hangs is noticed, holds up readers no
+// Field report R40. Goal: a transaction of somebody else that hangs is noticed, holds up readers no
 // longer than its timeout, and can be named and ended by hand. What it wrote is
 // never read by the stage: it would stop at it.
 func TestHangingTransaction(t *testing.T) {
@@ -346,37 +347,26 @@ func TestHangingTransaction(t *testing.T) {
 
 // Goal: a connection that is cut between a write and its acknowledgement makes
 // the idempotent producer send again, and no record is there twice. Method: a
-// proxy, at the address that Kafka tells its clients to use, passes requests on
-// and cuts before the answers.
+// proxy in front of Kafka passes requests on and cuts before the answers.
 func TestCutBetweenWriteAndAcknowledgement(t *testing.T) {
 	t.Parallel()
 
-	dir := t.TempDir()
-	proxy := startProxy(t, filepath.Join(dir, "broker-1", "port"))
-	cluster, err := devstack.StartKafka(t.Context(), devstack.KafkaConfig{
-		Dir: dir, JavaHome: os.Getenv("JAVA_HOME"), Logf: t.Logf,
-		Settings: map[string]string{"advertised.listeners": "PLAINTEXT://" + proxy.addr},
-	})
+	proxy, err := faults.StartKafkaProxy(t.Context(), apache(t).brokers)
 	require.NoError(t, err)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
-		defer cancel()
-		require.NoError(t, cluster.Stop(ctx))
-	})
-	require.NoError(t, kafka.EnsureTopics(t.Context(), proxy.addr, kafka.ServiceTopics(partitions, 1)))
-	w := worldOn(t, proxy.addr)
+	t.Cleanup(proxy.Close)
+	w := worldOn(t, proxy.Brokers())
 
 	// Our producers, both kinds.
 	const count = 300
 	delivered := make(chan error, count)
 	producer, err := kafka.NewProducer(kafka.ProducerConfig{
-		Brokers: proxy.addr, ClientID: "test", Log: discard(),
+		Brokers: proxy.Brokers(), ClientID: "test", Log: slog.New(slog.DiscardHandler),
 		Delivered: func(_ uint64, err error) { delivered <- err }, Reachable: func(error) {},
 	})
 	require.NoError(t, err)
 	t.Cleanup(producer.Close)
 	i := w.start(t, "a")
-	proxy.cutAnswers(20)
+	proxy.CutAnswers(kmsg.Produce, 20)
 	for n := range count {
 		require.NoError(t, producer.Publish(w.issue(t).Record(), uint64(n)))
 		if n%15 == 0 { // in many requests
@@ -386,9 +376,9 @@ func TestCutBetweenWriteAndAcknowledgement(t *testing.T) {
 	for range count - (count+14)/15 {
 		require.NoError(t, <-delivered)
 	}
-	require.Eventually(t, func() bool { return proxy.cuts() >= 20 }, patience, 20*time.Millisecond, "only %d were cut", proxy.cuts())
+	require.Eventually(t, func() bool { return proxy.Cut() >= 20 }, patience, 20*time.Millisecond)
 	w.waitCaughtUp(t)
-	t.Logf("%d answers to writes were cut, by the stage's transactions and by the producer's", proxy.cuts())
+	t.Logf("%d answers to writes were cut, by the stage's transactions and by the producer's", proxy.Cut())
 	require.Zero(t, i.metric(t, "onceledger_balances_records_total", "duplicate"), "a document is on the topic twice")
 	admin, _ := w.admin(t)
 	ends, err := admin.ListEndOffsets(t.Context(), event.BillingEvents)

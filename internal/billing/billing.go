@@ -73,9 +73,14 @@ func (h Handler) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) err
 // rows it changes has no say in whether a document is made.
 func updateViewTx(ctx context.Context, tx pgx.Tx, orders []orderEvent) error {
 	newest := make(map[invoices.OrderKey]event.Order, len(orders))
+	lowest := make(map[invoices.OrderKey]int64, len(orders))
 	for _, o := range orders {
-		if o.state.Version > newest[o.key()].Version {
-			newest[o.key()] = o.state
+		key := o.key()
+		if o.state.Version > newest[key].Version {
+			newest[key] = o.state
+		}
+		if known, is := lowest[key]; !is || o.state.Version < known {
+			lowest[key] = o.state.Version
 		}
 	}
 	var params db.OrderBillingUpsertManyParams
@@ -83,15 +88,20 @@ func updateViewTx(ctx context.Context, tx pgx.Tx, orders []orderEvent) error {
 		params.TenantIds = append(params.TenantIds, key.TenantID)
 		params.OrderIds = append(params.OrderIds, key.OrderID)
 		params.Versions = append(params.Versions, state.Version)
+		params.LowestVersions = append(params.LowestVersions, lowest[key])
 		params.Statuses = append(params.Statuses, state.Status)
 		params.Currencies = append(params.Currencies, string(state.Currency))
 		params.TotalMinors = append(params.TotalMinors, state.TotalAmount)
 		params.RefundedMinors = append(params.RefundedMinors, state.RefundedAmount)
 	}
-	if _, err := db.New().OrderBillingUpsertMany(ctx, tx, params); err != nil {
+	uneven, err := db.New().OrderBillingUpsertMany(ctx, tx, params)
+	if err != nil {
 		return fmt.Errorf("update billing's view of orders: %w", err)
 	}
-	return nil
+	if len(uneven) == 0 {
+		return nil
+	}
+	return noteGapsTx(ctx, tx, orders, uneven)
 }
 
 // drafts is what a batch of events comes to, before it has numbers.

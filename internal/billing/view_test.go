@@ -22,18 +22,25 @@ func TestVersionGuard(t *testing.T) {
 
 	order, other := uuid.New(), uuid.New()
 	upsert := func(versions map[uuid.UUID]int64) (rows int64) {
-		require.NoError(t, postgres.InTx(t.Context(), worker, func(tx pgx.Tx) (err error) {
+		require.NoError(t, postgres.InTx(t.Context(), worker, func(tx pgx.Tx) error {
 			var params db.OrderBillingUpsertManyParams
 			for id, version := range versions {
 				params.TenantIds = append(params.TenantIds, w.tenant)
 				params.OrderIds = append(params.OrderIds, id)
 				params.Versions = append(params.Versions, version)
+				params.LowestVersions = append(params.LowestVersions, version)
 				params.Statuses = append(params.Statuses, "paid")
 				params.Currencies = append(params.Currencies, "EUR")
 				params.TotalMinors = append(params.TotalMinors, 100*version)
 				params.RefundedMinors = append(params.RefundedMinors, version)
 			}
-			rows, err = db.New().OrderBillingUpsertMany(t.Context(), tx, params)
+			uneven, err := db.New().OrderBillingUpsertMany(t.Context(), tx, params)
+			rows = int64(len(versions))
+			for _, row := range uneven {
+				if row.CameAfter == nil { // left as it is
+					rows--
+				}
+			}
 			return err
 		}))
 		return rows

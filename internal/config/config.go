@@ -50,6 +50,7 @@ type Worker struct {
 	Batch              int           // BILLING_BATCH, events in hand at most, default 2000
 	Writers            int           // BILLING_WRITERS, transactions side by side, default 2
 	Skip               []Record      // BALANCES_SKIP, partition:offset,… of billing.events; default none
+	GapWait            time.Duration // GAP_WAIT, how long a version of an order may be missing, default 1m
 	OutboxRetention    time.Duration // OUTBOX_RETENTION, default 72h
 	DedupeWindow       time.Duration // DEDUPE_WINDOW, default 720h
 	ReplayWindow       time.Duration // REPLAY_WINDOW, default 168h; 0 is no replay
@@ -98,6 +99,7 @@ func LoadWorker(getenv func(string) string) (Worker, error) {
 		Batch:           env.count("BILLING_BATCH", 2000),
 		Writers:         env.count("BILLING_WRITERS", 2),
 		Skip:            env.records("BALANCES_SKIP"),
+		GapWait:         env.duration("GAP_WAIT", time.Minute),
 		OutboxRetention: env.longer("OUTBOX_RETENTION", time.Hour, 72*time.Hour),
 		DedupeWindow:    env.longer("DEDUPE_WINDOW", 24*time.Hour, 720*time.Hour),
 		ReplayWindow:    env.longer("REPLAY_WINDOW", 0, 168*time.Hour),

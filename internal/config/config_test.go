@@ -98,7 +98,7 @@ func TestLoadWorker(t *testing.T) {
 			Roles:       []string{config.RoleRelay, config.RoleBilling, config.RoleBalances, config.RoleJanitor},
 			DatabaseURL: secret, RelayDatabaseURL: secret, JanitorDatabaseURL: secret, Brokers: "a:9092,b:9092",
 			Addr: "127.0.0.1:8081", Slot: "onceledger_outbox", PollEvery: 100 * time.Millisecond, Batch: 2000, Writers: 2,
-			OutboxRetention: 72 * time.Hour, DedupeWindow: 720 * time.Hour, ReplayWindow: 168 * time.Hour, KeyRetention: 168 * time.Hour,
+			GapWait: time.Minute, OutboxRetention: 72 * time.Hour, DedupeWindow: 720 * time.Hour, ReplayWindow: 168 * time.Hour, KeyRetention: 168 * time.Hour,
 			ShutdownTimeout: 10 * time.Second, LogLevel: slog.LevelInfo,
 		}, got)
 	})

@@ -5,6 +5,7 @@ package crash
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -13,8 +14,12 @@ import (
 
 // The points, each named by what lies on either side of it.
 const (
+	// A request is read and good, the database has not heard of it.
+	APIReceivedNotBegun = "api.received-not-begun"
 	// The order and its event are written, nothing is committed yet.
 	APIBeforeCommit = "api.before-commit"
+	// COMMIT is on its way to the server, nothing has been heard of it.
+	APICommitSentNotHeard = "api.commit-sent-not-heard"
 	// The order is committed, the client has no answer.
 	APICommittedNotAnswered = "api.committed-not-answered"
 
@@ -25,23 +30,40 @@ const (
 	// The broker has an event, Postgres has not been told.
 	RelayAckedNotConfirmed = "relay.acked-not-confirmed"
 
+	// A batch is read from Kafka, the database has not heard of it.
+	WorkerPolledNotBegun = "worker.polled-not-begun"
 	// A batch's effects are written, nothing is committed yet.
 	WorkerBeforeCommit = "worker.before-commit"
+	// COMMIT is on its way to the server, nothing has been heard of it.
+	WorkerCommitSentNotHeard = "worker.commit-sent-not-heard"
 	// A batch's effects are committed, its offsets are not.
 	WorkerCommittedNotStored = "worker.committed-not-stored"
+	// The group takes partitions away, their last offsets are not committed and
+	// the group has not been told that they are free.
+	WorkerRevokedNotReleased = "worker.revoked-not-released"
+	// The worker ends, its last offsets are not committed and its group not left.
+	WorkerEndingNotLeft = "worker.ending-not-left"
 
 	// A batch's balances and offsets are with Kafka, their transaction is open.
 	BalancesProducedNotCommitted = "balances.produced-not-committed"
 	// The transaction is committed, nothing else has been asked for yet.
 	BalancesCommittedNotPolled = "balances.committed-not-polled"
+
+	// An old partition is taken out of its table, and still there by itself.
+	JanitorDetachedNotDropped = "janitor.detached-not-dropped"
 )
 
 var points = []string{
-	APIBeforeCommit, APICommittedNotAnswered,
+	APIReceivedNotBegun, APIBeforeCommit, APICommitSentNotHeard, APICommittedNotAnswered,
 	RelayDecodedNotProduced, RelayProducedNotAcked, RelayAckedNotConfirmed,
-	WorkerBeforeCommit, WorkerCommittedNotStored,
+	WorkerPolledNotBegun, WorkerBeforeCommit, WorkerCommitSentNotHeard, WorkerCommittedNotStored,
+	WorkerRevokedNotReleased, WorkerEndingNotLeft,
 	BalancesProducedNotCommitted, BalancesCommittedNotPolled,
+	JanitorDetachedNotDropped,
 }
+
+// Points is the name of each point, along the way of an event.
+func Points() []string { return slices.Clone(points) }
 
 type target struct {
 	name string

@@ -129,32 +129,107 @@ func (q *Queries) DeadLetterListByAggregate(ctx context.Context, db DBTX, tenant
 	return items, nil
 }
 
-const deadLetterParkedAggregates = `-- name: DeadLetterParkedAggregates :many
-SELECT DISTINCT letter.tenant_id::uuid AS tenant_id, letter.aggregate_id::uuid AS aggregate_id
-FROM dead_letters AS letter
-JOIN (SELECT unnest($1::uuid[]) AS tenant_id, unnest($2::uuid[]) AS aggregate_id) AS wanted
-  ON wanted.tenant_id = letter.tenant_id AND wanted.aggregate_id = letter.aggregate_id
-WHERE letter.consumer = $3 AND letter.state = 'open' AND letter.aggregate_id IS NOT NULL
-  AND letter.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused')
+const deadLetterListForBatch = `-- name: DeadLetterListForBatch :many
+WITH held AS MATERIALIZED (
+  SELECT letter.tenant_id, letter.aggregate_id
+  FROM dead_letters AS letter
+  JOIN (SELECT DISTINCT unnest($1::uuid[]) AS tenant_id, unnest($2::uuid[]) AS aggregate_id) AS wanted
+    ON wanted.tenant_id = letter.tenant_id AND wanted.aggregate_id = letter.aggregate_id
+  WHERE letter.consumer = $3 AND letter.state = 'open' AND letter.aggregate_id IS NOT NULL
+    AND letter.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused')
+    AND letter.id <> ALL($4::uuid[])
+  ORDER BY letter.id
+  FOR SHARE OF letter
+), discarded AS (
+  SELECT letter.id, letter.consumer, letter.topic, letter.partition, letter."offset", letter.class, letter.detail, letter.state, letter.event_id, letter.event_type, letter.tenant_id, letter.aggregate_id, letter.aggregate_version, letter.record_hash, letter.record_key, letter.record_value, letter.record_headers, letter.record_time, letter.attempts, letter.first_failed_at, letter.last_failed_at FROM dead_letters AS letter
+  WHERE letter.state = 'discarded' AND letter.consumer = $3 AND letter.event_id = ANY($5::uuid[])
+  UNION
+  SELECT letter.id, letter.consumer, letter.topic, letter.partition, letter."offset", letter.class, letter.detail, letter.state, letter.event_id, letter.event_type, letter.tenant_id, letter.aggregate_id, letter.aggregate_version, letter.record_hash, letter.record_key, letter.record_value, letter.record_headers, letter.record_time, letter.attempts, letter.first_failed_at, letter.last_failed_at FROM dead_letters AS letter
+  JOIN (
+    SELECT unnest($6::text[]) AS topic, unnest($7::integer[]) AS partition,
+      unnest($8::bigint[]) AS first_offset, unnest($9::bigint[]) AS last_offset
+  ) AS span ON span.topic = letter.topic AND span.partition = letter.partition
+    AND letter."offset" BETWEEN span.first_offset AND span.last_offset
+  WHERE letter.state = 'discarded' AND letter.consumer = $3
+)
+SELECT DISTINCT
+  'held'::text AS what, held.tenant_id::uuid AS tenant_id, held.aggregate_id::uuid AS aggregate_id,
+  0::bigint AS aggregate_version, '00000000-0000-0000-0000-000000000000'::uuid AS event_id, ''::text AS event_type,
+  ''::text AS topic, 0::integer AS partition, 0::bigint AS record_offset, ''::bytea AS record_hash
+FROM held
+UNION ALL
+SELECT
+  'discarded', coalesce(tenant_id, '00000000-0000-0000-0000-000000000000'), coalesce(aggregate_id, '00000000-0000-0000-0000-000000000000'),
+  coalesce(aggregate_version, 0), coalesce(event_id, '00000000-0000-0000-0000-000000000000'), coalesce(event_type, ''),
+  topic, partition, "offset", record_hash
+FROM discarded
 `
 
-type DeadLetterParkedAggregatesRow struct {
-	TenantID    uuid.UUID
-	AggregateID uuid.UUID
+type DeadLetterListForBatchParams struct {
+	TenantIds    []uuid.UUID
+	AggregateIds []uuid.UUID
+	Consumer     string
+	Trying       []uuid.UUID
+	EventIds     []uuid.UUID
+	Topics       []string
+	Partitions   []int32
+	FirstOffsets []int64
+	LastOffsets  []int64
 }
 
-// DeadLetterParkedAggregates tells which of the tenants' aggregates have an open
-// dead letter that later events have to wait behind.
-func (q *Queries) DeadLetterParkedAggregates(ctx context.Context, db DBTX, tenantIds []uuid.UUID, aggregateIds []uuid.UUID, consumer string) ([]DeadLetterParkedAggregatesRow, error) {
-	rows, err := db.Query(ctx, deadLetterParkedAggregates, tenantIds, aggregateIds, consumer)
+type DeadLetterListForBatchRow struct {
+	What             string
+	TenantID         uuid.UUID
+	AggregateID      uuid.UUID
+	AggregateVersion int64
+	EventID          uuid.UUID
+	EventType        string
+	Topic            string
+	Partition        int32
+	RecordOffset     int64
+	RecordHash       []byte
+}
+
+// DeadLetterListForBatch is what dead letters have to say of a batch: the
+// aggregates that later events have to wait in (what is held), and what was
+// discarded, by its event or by its place on the topic. Letters that are being
+// tried again hold nothing.
+//
+// It keeps the letters that hold something as they are until the transaction ends,
+// locking them in the order of their ids. So whoever closes them, and applies what
+// waits behind them, comes before this batch or after it, and what is stored
+// behind them is never left behind nothing.
+func (q *Queries) DeadLetterListForBatch(ctx context.Context, db DBTX, arg DeadLetterListForBatchParams) ([]DeadLetterListForBatchRow, error) {
+	rows, err := db.Query(ctx, deadLetterListForBatch,
+		arg.TenantIds,
+		arg.AggregateIds,
+		arg.Consumer,
+		arg.Trying,
+		arg.EventIds,
+		arg.Topics,
+		arg.Partitions,
+		arg.FirstOffsets,
+		arg.LastOffsets,
+	)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var items []DeadLetterParkedAggregatesRow
+	var items []DeadLetterListForBatchRow
 	for rows.Next() {
-		var i DeadLetterParkedAggregatesRow
-		if err := rows.Scan(&i.TenantID, &i.AggregateID); err != nil {
+		var i DeadLetterListForBatchRow
+		if err := rows.Scan(
+			&i.What,
+			&i.TenantID,
+			&i.AggregateID,
+			&i.AggregateVersion,
+			&i.EventID,
+			&i.EventType,
+			&i.Topic,
+			&i.Partition,
+			&i.RecordOffset,
+			&i.RecordHash,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

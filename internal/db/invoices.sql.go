@@ -414,8 +414,96 @@ func (q *Queries) InvoiceListByOrders(ctx context.Context, db DBTX, tenantIds []
 	return items, nil
 }
 
+const missingVersionList = `-- name: MissingVersionList :many
+SELECT tenant_id::uuid AS tenant_id, order_id::uuid AS order_id, version::bigint AS version, noticed_at::timestamptz AS noticed_at FROM missing_versions
+WHERE (tenant_id, order_id, version) > ($1::uuid, $2::uuid, $3::bigint)
+  AND noticed_at <= now() - make_interval(secs => $4::double precision)
+ORDER BY tenant_id, order_id, version
+LIMIT $5
+`
+
+type MissingVersionListParams struct {
+	AfterTenant  uuid.UUID
+	AfterOrder   uuid.UUID
+	AfterVersion int64
+	WaitSeconds  float64
+	PageSize     int32
+}
+
+type MissingVersionListRow struct {
+	TenantID  uuid.UUID
+	OrderID   uuid.UUID
+	Version   int64
+	NoticedAt time.Time
+}
+
+// MissingVersionList is the next page of missing versions: those noticed before
+// the wait was over are left out.
+func (q *Queries) MissingVersionList(ctx context.Context, db DBTX, arg MissingVersionListParams) ([]MissingVersionListRow, error) {
+	rows, err := db.Query(ctx, missingVersionList,
+		arg.AfterTenant,
+		arg.AfterOrder,
+		arg.AfterVersion,
+		arg.WaitSeconds,
+		arg.PageSize,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []MissingVersionListRow
+	for rows.Next() {
+		var i MissingVersionListRow
+		if err := rows.Scan(
+			&i.TenantID,
+			&i.OrderID,
+			&i.Version,
+			&i.NoticedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const missingVersionListByOrder = `-- name: MissingVersionListByOrder :many
+SELECT version::bigint AS version, noticed_at::timestamptz AS noticed_at FROM missing_versions
+WHERE tenant_id = $1 AND order_id = $2
+ORDER BY missing_versions.version
+`
+
+type MissingVersionListByOrderRow struct {
+	Version   int64
+	NoticedAt time.Time
+}
+
+// MissingVersionListByOrder is which versions of an order billing lacks, and since when.
+func (q *Queries) MissingVersionListByOrder(ctx context.Context, db DBTX, tenantID uuid.UUID, orderID uuid.UUID) ([]MissingVersionListByOrderRow, error) {
+	rows, err := db.Query(ctx, missingVersionListByOrder, tenantID, orderID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []MissingVersionListByOrderRow
+	for rows.Next() {
+		var i MissingVersionListByOrderRow
+		if err := rows.Scan(&i.Version, &i.NoticedAt); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
 const orderBillingGet = `-- name: OrderBillingGet :one
-SELECT tenant_id, order_id, version, status, currency, total_minor, refunded_minor, updated_at FROM order_billing WHERE tenant_id = $1 AND order_id = $2
+SELECT tenant_id, order_id, version, status, currency, total_minor, refunded_minor, updated_at, previous_version FROM order_billing WHERE tenant_id = $1 AND order_id = $2
 `
 
 func (q *Queries) OrderBillingGet(ctx context.Context, db DBTX, tenantID uuid.UUID, orderID uuid.UUID) (OrderBilling, error) {
@@ -430,59 +518,195 @@ func (q *Queries) OrderBillingGet(ctx context.Context, db DBTX, tenantID uuid.UU
 		&i.TotalMinor,
 		&i.RefundedMinor,
 		&i.UpdatedAt,
+		&i.PreviousVersion,
 	)
 	return i, err
 }
 
-const orderBillingUpsertMany = `-- name: OrderBillingUpsertMany :execrows
-INSERT INTO order_billing AS known (tenant_id, order_id, version, status, currency, total_minor, refunded_minor)
-SELECT
-  unnest($1::uuid[]) AS tenant_id,
-  unnest($2::uuid[]) AS order_id,
-  unnest($3::bigint[]),
-  unnest($4::text[]),
-  unnest($5::text[]),
-  unnest($6::bigint[]),
-  unnest($7::bigint[])
-ORDER BY tenant_id, order_id
-ON CONFLICT (tenant_id, order_id) DO UPDATE SET
-  version = excluded.version,
-  status = excluded.status,
-  currency = excluded.currency,
-  total_minor = excluded.total_minor,
-  refunded_minor = excluded.refunded_minor,
-  updated_at = now()
-WHERE known.version < excluded.version
+const orderBillingUpsertMany = `-- name: OrderBillingUpsertMany :many
+WITH given AS (
+  SELECT
+    unnest($1::uuid[]) AS tenant_id,
+    unnest($2::uuid[]) AS order_id,
+    unnest($3::bigint[]) AS version,
+    unnest($4::bigint[]) AS lowest_version,
+    unnest($5::text[]) AS status,
+    unnest($6::text[]) AS currency,
+    unnest($7::bigint[]) AS total_minor,
+    unnest($8::bigint[]) AS refunded_minor
+), moved AS (
+  INSERT INTO order_billing AS known (tenant_id, order_id, version, status, currency, total_minor, refunded_minor)
+  SELECT tenant_id, order_id, version, status, currency, total_minor, refunded_minor FROM given
+  ORDER BY tenant_id, order_id
+  ON CONFLICT (tenant_id, order_id) DO UPDATE SET
+    version = excluded.version,
+    previous_version = known.version,
+    status = excluded.status,
+    currency = excluded.currency,
+    total_minor = excluded.total_minor,
+    refunded_minor = excluded.refunded_minor,
+    updated_at = now()
+  WHERE known.version < excluded.version
+  RETURNING known.tenant_id, known.order_id, known.version, known.previous_version
+)
+SELECT given.tenant_id::uuid AS tenant_id, given.order_id::uuid AS order_id, moved.previous_version AS came_after
+FROM given
+LEFT JOIN moved ON moved.tenant_id = given.tenant_id AND moved.order_id = given.order_id
+WHERE moved.version IS NULL OR moved.version > moved.previous_version + 1 OR given.lowest_version <= moved.previous_version
 `
 
 type OrderBillingUpsertManyParams struct {
 	TenantIds      []uuid.UUID
 	OrderIds       []uuid.UUID
 	Versions       []int64
+	LowestVersions []int64
 	Statuses       []string
 	Currencies     []string
 	TotalMinors    []int64
 	RefundedMinors []int64
 }
 
+type OrderBillingUpsertManyRow struct {
+	TenantID  uuid.UUID
+	OrderID   uuid.UUID
+	CameAfter *int64
+}
+
 // OrderBillingUpsertMany brings the billing side's view of each order up to the
 // given version, and leaves it where it already knows that version or a later
 // one: duplicates and late events change nothing. One row per order at most.
 //
+// It returns the orders whose versions do not simply follow on: some may be skipped,
+// or the batch has late ones too (lowest_versions is each order's lowest of the
+// batch). came_after is the version before the new one, or null where the view is
+// left as it is.
+//
 // It locks every order it names, changed or not, in the order of their ids, and
 // so is the first thing a batch writes.
-func (q *Queries) OrderBillingUpsertMany(ctx context.Context, db DBTX, arg OrderBillingUpsertManyParams) (int64, error) {
-	result, err := db.Exec(ctx, orderBillingUpsertMany,
+func (q *Queries) OrderBillingUpsertMany(ctx context.Context, db DBTX, arg OrderBillingUpsertManyParams) ([]OrderBillingUpsertManyRow, error) {
+	rows, err := db.Query(ctx, orderBillingUpsertMany,
 		arg.TenantIds,
 		arg.OrderIds,
 		arg.Versions,
+		arg.LowestVersions,
 		arg.Statuses,
 		arg.Currencies,
 		arg.TotalMinors,
 		arg.RefundedMinors,
 	)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return result.RowsAffected(), nil
+	defer rows.Close()
+	var items []OrderBillingUpsertManyRow
+	for rows.Next() {
+		var i OrderBillingUpsertManyRow
+		if err := rows.Scan(&i.TenantID, &i.OrderID, &i.CameAfter); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const versionGapDeleteMany = `-- name: VersionGapDeleteMany :exec
+DELETE FROM version_gaps AS gap
+USING (
+  SELECT unnest($1::uuid[]) AS tenant_id, unnest($2::uuid[]) AS order_id, unnest($3::bigint[]) AS version
+) AS came
+WHERE gap.tenant_id = came.tenant_id AND gap.order_id = came.order_id AND gap.version = came.version
+`
+
+// VersionGapDeleteMany takes away what has come.
+func (q *Queries) VersionGapDeleteMany(ctx context.Context, db DBTX, tenantIds []uuid.UUID, orderIds []uuid.UUID, versions []int64) error {
+	_, err := db.Exec(ctx, versionGapDeleteMany, tenantIds, orderIds, versions)
+	return err
+}
+
+const versionGapGiveUp = `-- name: VersionGapGiveUp :many
+UPDATE version_gaps SET given_up_at = now(), given_up_by = $1, given_up_reason = $2
+WHERE order_id = $3 AND given_up_at IS NULL AND ($4::bigint IS NULL OR version = $4)
+RETURNING tenant_id, order_id, version, noticed_at
+`
+
+type VersionGapGiveUpParams struct {
+	GivenUpBy *string
+	Reason    *string
+	OrderID   uuid.UUID
+	Version   *int64
+}
+
+type VersionGapGiveUpRow struct {
+	TenantID  uuid.UUID
+	OrderID   uuid.UUID
+	Version   int64
+	NoticedAt time.Time
+}
+
+// VersionGapGiveUp decides that versions of an order will not come: one, or all that
+// are missing.
+func (q *Queries) VersionGapGiveUp(ctx context.Context, db DBTX, arg VersionGapGiveUpParams) ([]VersionGapGiveUpRow, error) {
+	rows, err := db.Query(ctx, versionGapGiveUp,
+		arg.GivenUpBy,
+		arg.Reason,
+		arg.OrderID,
+		arg.Version,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []VersionGapGiveUpRow
+	for rows.Next() {
+		var i VersionGapGiveUpRow
+		if err := rows.Scan(
+			&i.TenantID,
+			&i.OrderID,
+			&i.Version,
+			&i.NoticedAt,
+		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const versionGapInsertMany = `-- name: VersionGapInsertMany :exec
+INSERT INTO version_gaps (tenant_id, order_id, version)
+SELECT missing.tenant_id, missing.order_id, missing.version
+FROM (
+  SELECT unnest($1::uuid[]) AS tenant_id, unnest($2::uuid[]) AS order_id, unnest($3::bigint[]) AS version
+) AS missing
+WHERE NOT EXISTS (
+  SELECT FROM dead_letters AS letter
+  WHERE letter.tenant_id = missing.tenant_id AND letter.aggregate_id = missing.order_id
+    AND letter.aggregate_version = missing.version AND letter.consumer = $4)
+ORDER BY missing.tenant_id, missing.order_id, missing.version
+ON CONFLICT DO NOTHING
+`
+
+type VersionGapInsertManyParams struct {
+	TenantIds []uuid.UUID
+	OrderIds  []uuid.UUID
+	Versions  []int64
+	Consumer  string
+}
+
+// VersionGapInsertMany notes versions that events have skipped. One that is a dead
+// letter of the consumer's is not missing.
+func (q *Queries) VersionGapInsertMany(ctx context.Context, db DBTX, arg VersionGapInsertManyParams) error {
+	_, err := db.Exec(ctx, versionGapInsertMany,
+		arg.TenantIds,
+		arg.OrderIds,
+		arg.Versions,
+		arg.Consumer,
+	)
+	return err
 }

@@ -63,6 +63,18 @@ type DeadLetter struct {
 	LastFailedAt     time.Time
 }
 
+type DeadLetterDecision struct {
+	ID           uuid.UUID
+	DeadLetterID uuid.UUID
+	Action       string
+	Outcome      string
+	Class        *string
+	Detail       *string
+	Reason       *string
+	DecidedBy    string
+	DecidedAt    time.Time
+}
+
 type DocumentNumber struct {
 	TenantID   uuid.UUID
 	Kind       string
@@ -140,6 +152,21 @@ type LedgerLine struct {
 	AmountMinor   int64
 }
 
+type MissingVersion struct {
+	TenantID  uuid.UUID
+	OrderID   uuid.UUID
+	Version   int64
+	NoticedAt interface{}
+}
+
+type OperatorKey struct {
+	ID        uuid.UUID
+	Name      string
+	KeyHash   []byte
+	CreatedAt time.Time
+	RevokedAt *time.Time
+}
+
 type Order struct {
 	TenantID      uuid.UUID
 	ID            uuid.UUID
@@ -158,14 +185,15 @@ type Order struct {
 }
 
 type OrderBilling struct {
-	TenantID      uuid.UUID
-	OrderID       uuid.UUID
-	Version       int64
-	Status        string
-	Currency      string
-	TotalMinor    int64
-	RefundedMinor int64
-	UpdatedAt     time.Time
+	TenantID        uuid.UUID
+	OrderID         uuid.UUID
+	Version         int64
+	Status          string
+	Currency        string
+	TotalMinor      int64
+	RefundedMinor   int64
+	UpdatedAt       time.Time
+	PreviousVersion int64
 }
 
 type OrderLine struct {
@@ -272,4 +300,14 @@ type Tenant struct {
 	ID        uuid.UUID
 	Name      string
 	CreatedAt time.Time
+}
+
+type VersionGap struct {
+	TenantID      uuid.UUID
+	OrderID       uuid.UUID
+	Version       int64
+	NoticedAt     time.Time
+	GivenUpAt     *time.Time
+	GivenUpBy     *string
+	GivenUpReason *string
 }

@@ -546,6 +546,21 @@ func (q *Queries) SlotGet(ctx context.Context, db DBTX, slotName string) (SlotGe
 	return i, err
 }
 
+const slotKeepsConfirmed = `-- name: SlotKeepsConfirmed :one
+SELECT coalesce(confirmed_flush_lsn - restart_lsn, 0)::bigint AS bytes
+FROM pg_catalog.pg_replication_slots
+WHERE slot_name = $1::name
+`
+
+// SlotKeepsConfirmed is how many bytes of log a slot keeps that its reader has
+// confirmed.
+func (q *Queries) SlotKeepsConfirmed(ctx context.Context, db DBTX, slotName string) (int64, error) {
+	row := db.QueryRow(ctx, slotKeepsConfirmed, slotName)
+	var bytes int64
+	err := row.Scan(&bytes)
+	return bytes, err
+}
+
 const slotMake = `-- name: SlotMake :one
 SELECT lsn::pg_lsn AS lsn FROM pg_create_logical_replication_slot($1::name, 'pgoutput')
 `

@@ -149,6 +149,16 @@ func (p *Postgres) Stop(ctx context.Context) error {
 // or Stop.
 func (p *Postgres) Kill() { p.process.Kill() }
 
+// StopImmediately ends the server without a checkpoint (an immediate shutdown):
+// sessions break, and the next start recovers. The folder stays locked, for
+// Restart or Stop.
+func (p *Postgres) StopImmediately(ctx context.Context) error {
+	if err := p.process.Stop(ctx, syscall.SIGQUIT); err != nil {
+		return fmt.Errorf("stop postgres immediately: %w", err)
+	}
+	return nil
+}
+
 // Restart starts the server again on the same port, stopping it first if it
 // runs, so that URLs stay good.
 func (p *Postgres) Restart(ctx context.Context) error {

@@ -37,6 +37,20 @@ func TestPostgres(t *testing.T) {
 		require.Equal(t, 1, get(t, server.AdminURL("postgres")))
 	})
 
+	t.Run("KeepsRowsOverAnImmediateShutdown", func(t *testing.T) {
+		t.Parallel()
+
+		server := startServer(t, PostgresConfig{Dir: t.TempDir()})
+		put(t, server.AdminURL("postgres"), 1)
+		require.NoError(t, server.StopImmediately(t.Context()))
+		<-server.Done()
+		require.NoError(t, server.Restart(t.Context()))
+		require.Equal(t, 1, get(t, server.AdminURL("postgres")))
+		log, err := os.ReadFile(server.LogFile())
+		require.NoError(t, err)
+		require.Contains(t, string(log), "received immediate shutdown request")
+	})
+
 	t.Run("IsSetUpAsTheProductNeedsIt", func(t *testing.T) {
 		t.Parallel()
 

@@ -64,9 +64,9 @@ func New(config Config) http.Handler {
 		a.shed = func() bool { return false }
 	}
 	e := echo.New()
-	e.HTTPErrorHandler = a.writeError
+	e.HTTPErrorHandler = ErrorHandler(config.Log)
 
-	e.Use(middleware.RequestIDWithConfig(middleware.RequestIDConfig{Generator: uuid.NewString, RequestIDHandler: checkRequestID}))
+	e.Use(middleware.RequestIDWithConfig(RequestID()))
 	e.Use(a.observe)
 	e.Use(middleware.RecoverWithConfig(middleware.RecoverConfig{DisablePrintStack: true, LogErrorFunc: a.logPanic}))
 	e.Use(middleware.ContextTimeoutWithConfig(middleware.ContextTimeoutConfig{
@@ -184,6 +184,11 @@ func (a *API) logPanic(c echo.Context, err error, stack []byte) error {
 }
 
 var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._:/+=-]{1,128}$`)
+
+// RequestID gives each request an id, its client's where that is one.
+func RequestID() middleware.RequestIDConfig {
+	return middleware.RequestIDConfig{Generator: uuid.NewString, RequestIDHandler: checkRequestID}
+}
 
 // checkRequestID replaces a client's request id that could not stand in a log
 // line and a stored answer as it is.

@@ -40,6 +40,7 @@ func (a *API) once(c echo.Context, body []byte, work func(ctx context.Context, t
 		Key: key, Method: c.Request().Method, Path: c.Request().URL.Path, Body: body,
 	}
 
+	crash.Point(crash.APIReceivedNotBegun)
 	answer, replayed, err := a.onceTx(c, request, work)
 	if refusal, isAnswer := storable(err); isAnswer {
 		answer, replayed, err = a.onceTx(c, request, func(context.Context, pgx.Tx) (idempotency.Answer, error) {

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 
 	"github.com/labstack/echo/v4"
@@ -59,12 +60,17 @@ func problemAnswer(c echo.Context, refusal *failure.Error) (idempotency.Answer, 
 	return idempotency.Answer{Status: document.Status, ContentType: mimeProblem, Body: body}, err
 }
 
-// writeError is the one place where an error becomes an answer.
-func (a *API) writeError(err error, c echo.Context) {
+// ErrorHandler is the one place where an error becomes an answer: here, and in
+// what else is served over HTTP.
+func ErrorHandler(log *slog.Logger) echo.HTTPErrorHandler { return problems{log}.write }
+
+type problems struct{ log *slog.Logger }
+
+func (p problems) write(err error, c echo.Context) {
 	if c.Response().Committed {
 		return
 	}
-	document := a.problemOf(err, c)
+	document := p.of(err, c)
 	switch document.Status {
 	case http.StatusServiceUnavailable, http.StatusConflict:
 		if c.Response().Header().Get(echo.HeaderRetryAfter) == "" {
@@ -78,11 +84,11 @@ func (a *API) writeError(err error, c echo.Context) {
 		err = c.Blob(document.Status, mimeProblem, body)
 	}
 	if err != nil {
-		a.log.WarnContext(c.Request().Context(), "answer not written", "error", err, "request_id", requestID(c))
+		p.log.WarnContext(c.Request().Context(), "answer not written", "error", err, "request_id", requestID(c))
 	}
 }
 
-func (a *API) problemOf(err error, c echo.Context) problem {
+func (p problems) of(err error, c echo.Context) problem {
 	if routing, ok := errors.AsType[*echo.HTTPError](err); ok {
 		return problem{
 			Type: "about:blank", Title: http.StatusText(routing.Code), Status: routing.Code, RequestID: requestID(c),
@@ -93,10 +99,10 @@ func (a *API) problemOf(err error, c echo.Context) problem {
 	}
 	ctx := c.Request().Context()
 	if postgres.Unavailable(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		a.log.WarnContext(ctx, "not available", "error", err, "request_id", requestID(c))
+		p.log.WarnContext(ctx, "not available", "error", err, "request_id", requestID(c))
 		return newProblem(c, errTryAgain)
 	}
-	a.log.ErrorContext(ctx, "internal error", "error", err, "request_id", requestID(c))
+	p.log.ErrorContext(ctx, "internal error", "error", err, "request_id", requestID(c))
 	document := newProblem(c, errInternal)
 	document.Status = http.StatusInternalServerError
 	return document

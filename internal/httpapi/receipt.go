@@ -27,6 +27,14 @@ type receipt struct {
 	CreditNotes []creditNoteResponse `json:"credit_notes"`
 	Ledger      []entryResponse      `json:"ledger_entries"`
 	DeadLetters []receiptDeadLetter  `json:"dead_letters"`
+	Missing     []receiptMissing     `json:"missing_versions,omitempty"`
+}
+
+// receiptMissing is a version of the order that billing has not seen although it
+// has seen a later one.
+type receiptMissing struct {
+	Version int64     `json:"version"`
+	Since   time.Time `json:"missing_since"`
 }
 
 // receiptEvent is an event of the order, from the outbox, and where each
@@ -84,6 +92,13 @@ func readReceipt(ctx context.Context, tx pgx.Tx, tenantID, id uuid.UUID) (receip
 	}
 	if answer.DeadLetters, err = receiptDeadLetters(ctx, tx, tenantID, id); err != nil {
 		return receipt{}, err
+	}
+	missing, err := db.New().MissingVersionListByOrder(ctx, tx, tenantID, id)
+	if err != nil {
+		return receipt{}, fmt.Errorf("list missing versions: %w", err)
+	}
+	for _, row := range missing {
+		answer.Missing = append(answer.Missing, receiptMissing{row.Version, row.NoticedAt.UTC()})
 	}
 	invoice, err := invoices.GetByOrderTx(ctx, tx, tenantID, id)
 	switch {
@@ -153,7 +168,8 @@ func receiptDeadLetters(ctx context.Context, tx pgx.Tx, tenantID, id uuid.UUID) 
 }
 
 // waitsFor names what is still to come: order events that billing has not
-// applied, and dead letters that a person has to see to.
+// applied, versions that it has noticed to be missing, and dead letters that a
+// person has to see to.
 func waitsFor(r receipt) []string {
 	waits := []string{}
 	dead := make(map[uuid.UUID]receiptDeadLetter)
@@ -162,15 +178,32 @@ func waitsFor(r receipt) []string {
 			dead[*letter.EventID] = letter
 		}
 	}
+	missing := make(map[int64]time.Time, len(r.Missing))
+	for _, m := range r.Missing {
+		missing[m.Version] = m.Since
+	}
 	for _, e := range r.Events {
-		if e.Topic != event.OrderEvents || len(e.Applied) > 0 {
+		if e.Topic != event.OrderEvents {
 			continue
 		}
-		if letter, isDead := dead[e.EventID]; isDead {
+		since, isMissing := missing[e.Version]
+		delete(missing, e.Version)
+		letter, isDead := dead[e.EventID]
+		switch {
+		case len(e.Applied) > 0:
+		case isDead:
 			waits = append(waits, fmt.Sprintf("%s, version %d: dead letter %s (%s: %s)", e.Type, e.Version, letter.ID, letter.Class, letter.Detail))
-			continue
+		case isMissing:
+			waits = append(waits, fmt.Sprintf("%s, version %d: missing since %s, when billing saw a later version",
+				e.Type, e.Version, since.Format(time.RFC3339)))
+		default:
+			waits = append(waits, fmt.Sprintf("%s, version %d: to be published and applied by billing", e.Type, e.Version))
 		}
-		waits = append(waits, fmt.Sprintf("%s, version %d: to be published and applied by billing", e.Type, e.Version))
+	}
+	for _, m := range r.Missing { // no longer in the outbox
+		if _, still := missing[m.Version]; still {
+			waits = append(waits, fmt.Sprintf("version %d: missing since %s, when billing saw a later version", m.Version, m.Since.Format(time.RFC3339)))
+		}
 	}
 	return waits
 }

@@ -95,9 +95,36 @@ func TestReceipt(t *testing.T) {
 		require.Equal(t, at(receipt, "events", 2, "event_id"), at(letters, 0, "event_id"))
 		waits := receipt["waits_for"].([]any)
 		require.Len(t, waits, 3)
-		require.Equal(t, "OrderPaid, version 2: to be published and applied by billing", waits[0])
+		require.Contains(t, waits[0], "OrderPaid, version 2: missing since ", "the refund waits for it")
 		require.Contains(t, waits[1], "OrderRefunded, version 3: dead letter "+at(letters, 0, "id").(string)+" (gap: ")
 		require.Contains(t, waits[2], "(parked: ")
+	})
+
+	t.Run("ShowsWhatBillingMisses", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+
+		path := w.paidOrder()
+		records := w.records()
+		w.deliver(records[1]) // OrderCreated got lost
+		receipt := w.get(path + "/receipt").json()
+		require.NotNil(t, receipt["invoice"])
+		require.Equal(t, false, receipt["complete"])
+		require.Len(t, receipt["missing_versions"], 1)
+		require.EqualValues(t, 1, at(receipt, "missing_versions", 0, "version"))
+		since := at(receipt, "missing_versions", 0, "missing_since").(string)
+		require.Len(t, receipt["waits_for"], 1)
+		require.Contains(t, at(receipt, "waits_for", 0), "OrderCreated, version 1: missing since "+since[:19])
+
+		w.exec("DELETE FROM outbox_events WHERE event_type = 'OrderCreated'")
+		receipt = w.get(path + "/receipt").json()
+		require.Len(t, receipt["waits_for"], 1)
+		require.Contains(t, at(receipt, "waits_for", 0), "version 1: missing since ", "though the outbox has it no more")
+
+		w.deliver(records[0])
+		receipt = w.get(path + "/receipt").json()
+		require.Equal(t, true, receipt["complete"])
+		require.NotContains(t, receipt, "missing_versions")
 	})
 
 	t.Run("ShowsOneOrderAlone", func(t *testing.T) {

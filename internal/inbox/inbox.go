@@ -8,17 +8,17 @@
 // whoever calls Process. So a crash anywhere leads to the batch being delivered
 // again, and what was committed is recognised.
 //
-// Each record ends as one of four: applied, duplicate, skipped (it carries no
-// event) or dead letter. A dead letter of a known aggregate holds back the
-// aggregate's later events, which are stored behind it as parked; all other
-// aggregates go on.
+// Each record ends as one of five: applied, duplicate, skipped (it carries no
+// event), discarded (a person decided so when it was a dead letter) or dead
+// letter. A dead letter of a known aggregate holds back the aggregate's later
+// events, which are stored behind it as parked; all other aggregates go on.
+// RetryTx tries dead letters again, by the same way as any record.
 package inbox
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
+	"maps"
 	"time"
 
 	"github.com/google/uuid"
@@ -55,6 +55,7 @@ type Inbox struct {
 // processed again later: the database is away, or its commit's outcome is not
 // known.
 func (in *Inbox) Process(ctx context.Context, records []event.Record) error {
+	crash.Point(crash.WorkerPolledNotBegun)
 	oldest, err := in.window.oldest(ctx)
 	if err != nil {
 		return err
@@ -87,47 +88,51 @@ func (in *Inbox) sharesOf(records int) int {
 // handler names them, and otherwise by halving the batch, left before right,
 // until one stands alone.
 func (in *Inbox) settle(ctx context.Context, batch []*delivery) error {
+	return settle(batch, func(part []*delivery) (outcome, error) {
+		var result outcome
+		err := postgres.InTx(ctx, in.conn, func(tx pgx.Tx) error {
+			var err error
+			if result, err = in.applyTx(ctx, tx, part, nil, nil); err == nil {
+				err = in.storeDeadTx(ctx, tx, result.dead)
+			}
+			crash.Point(crash.WorkerBeforeCommit)
+			return err
+		})
+		if err == nil {
+			in.report(ctx, result)
+			crash.Point(crash.WorkerCommittedNotStored)
+		}
+		return result, err
+	})
+}
+
+// settle tries a batch, and what there is to try instead when that fails.
+func settle(batch []*delivery, try func([]*delivery) (outcome, error)) error {
 	if len(batch) == 0 {
 		return nil
 	}
-	var result outcome
-	err := postgres.InTx(ctx, in.conn, func(tx pgx.Tx) error {
-		var err error
-		result, err = in.applyTx(ctx, tx, batch)
-		crash.Point(crash.WorkerBeforeCommit)
-		return err
-	})
-
-	var refused Rejections
-	switch {
-	case err == nil:
-		in.report(ctx, result)
-		crash.Point(crash.WorkerCommittedNotStored)
+	result, err := try(batch)
+	if err == nil {
 		return nil
-	case errors.As(err, &refused):
-		if !markRefused(result.fresh, refused) {
-			return fmt.Errorf("handler refused events that it was not given: %w", err)
-		}
-		return in.settle(ctx, batch)
-	case postgres.DataFault(err) && len(batch) > 1:
-		forgetRefusals(batch)
-		middle := len(batch) / 2
-		if err := in.settle(ctx, batch[:middle]); err != nil {
-			return err
-		}
-		return in.settle(ctx, batch[middle:])
-	case postgres.DataFault(err) && batch[0].fault == nil && batch[0].refusal == nil:
-		batch[0].fault = &Fault{ClassData, err.Error()}
-		return in.settle(ctx, batch)
-	default:
+	}
+	parts, err := split(batch, result.fresh, err)
+	if err != nil {
 		return err
 	}
+	for _, part := range parts {
+		if err := settle(part, try); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// applyTx is what one batch writes, in one transaction. With the handler's error
-// it returns what the handler was given.
-func (in *Inbox) applyTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (outcome, error) {
-	sorted, err := in.sortOutTx(ctx, tx, batch)
+// applyTx marks and applies what is to be applied of a batch, in one transaction,
+// and says what becomes of each record. Nothing is held back by the letters that
+// are being tried, but by those that failed before this batch it is. With the
+// handler's error it returns what the handler was given.
+func (in *Inbox) applyTx(ctx context.Context, tx pgx.Tx, batch []*delivery, trying []uuid.UUID, failed map[aggregate]bool) (outcome, error) {
+	sorted, err := in.sortOutTx(ctx, tx, batch, trying, failed)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -140,95 +145,38 @@ func (in *Inbox) applyTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (out
 			return sorted, err
 		}
 	}
-	return sorted, in.storeDeadTx(ctx, tx, sorted.dead)
-}
-
-// outcome is what became of the records of a batch.
-type outcome struct {
-	fresh      []*delivery // marked as applied in this transaction: to be applied
-	duplicates []*delivery // applied before
-	skipped    []*delivery // no event
-	dead       []dead      // could not be applied, or parked
-}
-
-type dead struct {
-	*delivery
-	fault Fault
+	return sorted, nil
 }
 
 // sortOutTx decides for each record what becomes of it, and marks those that are
 // to be applied.
-func (in *Inbox) sortOutTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (outcome, error) {
-	var result outcome
-	blocked, err := in.blockedTx(ctx, tx, batch)
+func (in *Inbox) sortOutTx(ctx context.Context, tx pgx.Tx, batch []*delivery, trying []uuid.UUID, failed map[aggregate]bool) (outcome, error) {
+	blocked, err := in.lettersTx(ctx, tx, batch, trying)
 	if err != nil {
 		return outcome{}, err
 	}
+	maps.Copy(blocked, failed)
+	sorted := sortOut(batch, blocked)
 
-	// In order: what fails holds back what follows it in the same aggregate.
-	var candidates, held, again []*delivery
-	first := make(map[uuid.UUID]*delivery, len(batch))
-	die := func(d *delivery, fault Fault) {
-		result.dead = append(result.dead, dead{d, fault})
-		if fault.Class.parks() && d.event.AggregateID != uuid.Nil {
-			blocked[d.aggregate()] = true
-		}
-	}
-	for _, d := range batch {
-		switch {
-		case d.skip:
-			result.skipped = append(result.skipped, d)
-		case d.fault != nil:
-			die(d, *d.fault)
-		case first[d.event.ID] != nil:
-			again = append(again, d)
-		case blocked[d.aggregate()]:
-			held = append(held, d)
-		case d.refusal != nil:
-			die(d, *d.refusal)
-		default:
-			first[d.event.ID] = d
-			candidates = append(candidates, d)
-		}
-	}
-
-	marked, err := in.markTx(ctx, tx, candidates)
+	marked, err := in.markTx(ctx, tx, sorted.candidates)
 	if err != nil {
 		return outcome{}, err
 	}
-	for _, d := range candidates {
-		if marked[d.event.ID] {
-			result.fresh = append(result.fresh, d)
-		} else {
-			again = append(again, d)
-		}
-	}
+	sorted.mark(marked)
 
-	// What is marked by now, by this transaction or an earlier one, is applied
-	// once; the same id with another content is a fault of its producer.
-	suspects := append(again, held...)
-	applied, err := in.fingerprintsTx(ctx, tx, suspects)
+	fingerprints, err := in.fingerprintsTx(ctx, tx, sorted.suspects)
 	if err != nil {
 		return outcome{}, err
 	}
-	for _, d := range suspects {
-		fingerprint, isApplied := applied[d.event.ID]
-		switch {
-		case !isApplied:
-			result.dead = append(result.dead, dead{d, Fault{ClassParked, "an earlier event of this aggregate is a dead letter"}})
-		case fingerprint == string(d.fingerprint):
-			result.duplicates = append(result.duplicates, d)
-		default:
-			result.dead = append(result.dead, dead{d, Fault{ClassIDReused, "the id was used before for an event with another type or content"}})
-		}
-	}
-	return result, nil
+	sorted.recognise(fingerprints)
+	return sorted, nil
 }
 
 func (in *Inbox) report(ctx context.Context, result outcome) {
 	in.metrics.count("applied", len(result.fresh))
 	in.metrics.count("duplicate", len(result.duplicates))
 	in.metrics.count("skipped", len(result.skipped))
+	in.metrics.count("discarded", len(result.discarded))
 	for _, d := range result.dead {
 		in.metrics.count(string(d.fault.Class), 1)
 		in.log.WarnContext(ctx, "dead letter",

@@ -64,8 +64,10 @@ type delivery struct {
 	event       event.Event
 	fingerprint []byte
 	skip        bool
-	fault       *Fault // what is wrong with it by itself
-	refusal     *Fault // why the handler refuses it, as long as what is before it stands
+	discarded   bool      // it was a dead letter, and discarded, as far as this transaction sees
+	letter      uuid.UUID // the dead letter that is tried again; uuid.Nil for a record that was just read
+	fault       *Fault    // what is wrong with it by itself
+	refusal     *Fault    // why the handler refuses it, as long as what is before it stands
 }
 
 // aggregate names what has to stay in order: an aggregate of a tenant.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"net/url"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/onceledger/onceledger/internal/event"
 	"github.com/onceledger/onceledger/internal/factory"
+	"github.com/onceledger/onceledger/internal/faults"
 	"github.com/onceledger/onceledger/internal/inbox"
 	"github.com/onceledger/onceledger/internal/inbox/inboxtest"
 	"github.com/onceledger/onceledger/internal/pgtest"
@@ -349,14 +352,21 @@ func TestCommitOfUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.handler.refuse = refuseMarked
-	proxy := newCommitBreaker(t, w.DB)
-	broken := inboxtest.On(t, w.DB, w.handler, func(config *inbox.Config) { config.Pool = proxy.pool(t) })
+	address, err := url.Parse(w.DB.URL("worker"))
+	require.NoError(t, err)
+	proxy, err := faults.StartPgProxy(t.Context(), address.Host)
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	through := func(config *pgxpool.Config) {
+		config.ConnConfig.Port = uint16(netip.MustParseAddrPort(proxy.Addr()).Port())
+	}
+	broken := inboxtest.On(t, w.DB, w.handler, func(config *inbox.Config) { config.Pool = w.DB.Pool(t, "worker", through) })
 
 	order := w.order()
 	bad, events := marked(order.Created(), inbox.ClassRule), w.created(3)
 	records := w.Partition.Append(events[0], events[1], bad, events[2], order.Paid())
-	proxy.arm()
-	err := broken.Process(t.Context(), records)
+	proxy.CutAfterCommit(1)
+	err = broken.Process(t.Context(), records)
 	require.ErrorContains(t, err, "commit")
 	require.True(t, postgres.Unavailable(err), "%v", err)
 	require.Equal(t, ids(events...), w.effects(t), "it is committed, though nobody was told")

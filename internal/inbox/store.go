@@ -1,6 +1,8 @@
 package inbox
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -16,24 +18,89 @@ import (
 	"github.com/onceledger/onceledger/internal/event"
 )
 
-// blockedTx finds which of a batch's aggregates have an open dead letter.
-func (in *Inbox) blockedTx(ctx context.Context, tx pgx.Tx, batch []*delivery) (map[aggregate]bool, error) {
-	var tenants, aggregates []uuid.UUID
+// lettersTx reads what dead letters have to say of a batch: which of its
+// aggregates they hold, and which of its records were discarded, which it notes.
+// The letters being tried hold nothing.
+func (in *Inbox) lettersTx(ctx context.Context, tx pgx.Tx, batch []*delivery, trying []uuid.UUID) (map[aggregate]bool, error) {
+	params := db.DeadLetterListForBatchParams{Consumer: in.consumer, Trying: trying}
+	if trying == nil {
+		params.Trying = []uuid.UUID{} // null would be equal to nothing, and different from nothing
+	}
+	type partition struct {
+		topic  string
+		number int32
+	}
+	spans := make(map[partition]int)
 	for _, d := range batch {
+		d.discarded = false
 		if d.event.AggregateID != uuid.Nil {
-			tenants = append(tenants, d.event.TenantID)
-			aggregates = append(aggregates, d.event.AggregateID)
+			params.TenantIds = append(params.TenantIds, d.event.TenantID)
+			params.AggregateIds = append(params.AggregateIds, d.event.AggregateID)
+		}
+		if d.event.ID != uuid.Nil {
+			params.EventIds = append(params.EventIds, d.event.ID)
+		}
+		at, known := spans[partition{d.record.Topic, d.record.Partition}]
+		if !known {
+			spans[partition{d.record.Topic, d.record.Partition}] = len(params.Topics)
+			params.Topics = append(params.Topics, d.record.Topic)
+			params.Partitions = append(params.Partitions, d.record.Partition)
+			params.FirstOffsets = append(params.FirstOffsets, d.record.Offset)
+			params.LastOffsets = append(params.LastOffsets, d.record.Offset)
+			continue
+		}
+		params.FirstOffsets[at] = min(params.FirstOffsets[at], d.record.Offset)
+		params.LastOffsets[at] = max(params.LastOffsets[at], d.record.Offset)
+	}
+	rows, err := db.New().DeadLetterListForBatch(ctx, tx, params)
+	if err != nil {
+		return nil, fmt.Errorf("read dead letters: %w", err)
+	}
+
+	blocked := make(map[aggregate]bool, len(rows))
+	var discarded []db.DeadLetterListForBatchRow
+	for _, row := range rows {
+		if row.What == "held" {
+			blocked[aggregate{row.TenantID, row.AggregateID}] = true
+		} else {
+			discarded = append(discarded, row)
 		}
 	}
-	rows, err := db.New().DeadLetterParkedAggregates(ctx, tx, tenants, aggregates, in.consumer)
-	if err != nil {
-		return nil, fmt.Errorf("find parked aggregates: %w", err)
-	}
-	blocked := make(map[aggregate]bool, len(rows))
-	for _, row := range rows {
-		blocked[aggregate{row.TenantID, row.AggregateID}] = true
+	if len(discarded) > 0 {
+		noteDiscarded(batch, discarded)
 	}
 	return blocked, nil
+}
+
+// noteDiscarded finds the records that are what was discarded: the very record, or
+// another one with the same event, to the byte. An event that only has its id is
+// judged by itself.
+func noteDiscarded(batch []*delivery, discarded []db.DeadLetterListForBatchRow) {
+	type place struct {
+		topic     string
+		partition int32
+		offset    int64
+	}
+	at := make(map[place][]db.DeadLetterListForBatchRow)
+	of := make(map[uuid.UUID][]db.DeadLetterListForBatchRow)
+	for _, row := range discarded {
+		key := place{row.Topic, row.Partition, row.RecordOffset}
+		at[key] = append(at[key], row)
+		of[row.EventID] = append(of[row.EventID], row)
+	}
+	for _, d := range batch {
+		for _, row := range at[place{d.record.Topic, d.record.Partition, d.record.Offset}] {
+			d.discarded = d.discarded || bytes.Equal(row.RecordHash, hashRecord(d.record))
+		}
+		if d.event.ID == uuid.Nil {
+			continue
+		}
+		for _, row := range of[d.event.ID] {
+			d.discarded = d.discarded || row.EventType == storable(string(d.event.Type)) &&
+				row.TenantID == d.event.TenantID && row.AggregateID == d.event.AggregateID &&
+				row.AggregateVersion == d.event.AggregateVersion && bytes.Equal(row.RecordHash, hashRecord(d.record))
+		}
+	}
 }
 
 // markTx marks events as applied and tells which were not marked before. Another
@@ -95,6 +162,9 @@ func (in *Inbox) fingerprintsTx(ctx context.Context, tx pgx.Tx, events []*delive
 // storeDeadTx stores records that could not be applied, with their bytes as they
 // came. One that is stored already is left as it is.
 func (in *Inbox) storeDeadTx(ctx context.Context, tx pgx.Tx, letters []dead) error {
+	slices.SortStableFunc(letters, func(a, b dead) int { // so that their ids ascend as they came
+		return cmp.Or(cmp.Compare(a.record.Partition, b.record.Partition), cmp.Compare(a.record.Offset, b.record.Offset))
+	})
 	for _, letter := range letters {
 		record, e := letter.record, letter.event
 		headers, err := encodeHeaders(record.Headers)

@@ -66,6 +66,7 @@ func (w *window) oldest(ctx context.Context) (time.Time, error) {
 
 type metrics struct {
 	records *prometheus.CounterVec
+	retried *prometheus.CounterVec
 	delay   prometheus.Histogram
 }
 
@@ -74,7 +75,11 @@ func newMetrics(registerer prometheus.Registerer, consumer string) *metrics {
 	m := &metrics{
 		records: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "onceledger_inbox_records_total", ConstLabels: labels,
-			Help: "Records by what became of them: applied, duplicate, skipped, or the class of their dead letter.",
+			Help: "Records by what became of them: applied, duplicate, skipped, discarded, or the class of their dead letter.",
+		}, []string{"outcome"}),
+		retried: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "onceledger_inbox_retried_letters_total", ConstLabels: labels,
+			Help: "Dead letters that were tried again in this process, by what became of them.",
 		}, []string{"outcome"}),
 		delay: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "onceledger_inbox_delay_seconds", ConstLabels: labels,
@@ -82,7 +87,7 @@ func newMetrics(registerer prometheus.Registerer, consumer string) *metrics {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 60, 600, 3600},
 		}),
 	}
-	registerer.MustRegister(m.records, m.delay)
+	registerer.MustRegister(m.records, m.retried, m.delay)
 	return m
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/onceledger/onceledger/internal/crash"
 	"github.com/onceledger/onceledger/internal/db"
 	"github.com/onceledger/onceledger/internal/postgres"
 )
@@ -190,6 +191,7 @@ func (d *dropper) finish(ctx context.Context, day time.Time, pending bool) (*Kep
 // dropDetached looks a second time, now that nobody can add to the partition any
 // more, and drops it or puts it back.
 func (d *dropper) dropDetached(ctx context.Context, day time.Time) (*Kept, error) {
+	crash.Point(crash.JanitorDetachedNotDropped)
 	stays, err := d.neededBy(ctx, day)
 	if err != nil {
 		return nil, err

@@ -171,6 +171,9 @@ func (c *Consumer) join() (*member, error) {
 		"queued.max.messages.kbytes": 16 << 10,
 		"fetch.queue.backoff.ms":     10,
 
+		// Partitions that are added are read soon, and not only after minutes.
+		"topic.metadata.refresh.interval.ms": 10_000,
+
 		// A broker that is silent or back is noticed soon.
 		"socket.timeout.ms":        10_000,
 		"reconnect.backoff.max.ms": 1_000,

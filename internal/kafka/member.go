@@ -12,6 +12,7 @@ import (
 
 	"github.com/confluentinc/confluent-kafka-go/v2/kafka"
 
+	"github.com/onceledger/onceledger/internal/crash"
 	"github.com/onceledger/onceledger/internal/event"
 )
 
@@ -27,7 +28,6 @@ type member struct {
 	*Consumer
 	client  *kafka.Consumer
 	tracker *tracker
-	paused  bool
 	end     error // why the membership cannot go on
 
 	// The group goes on without this member, or will have by the time it asks.
@@ -104,14 +104,14 @@ func (m *member) work(ctx, handlerCtx context.Context, handle Handler) {
 		m.inHand.CompareAndSwap(nil, &started)
 		err := handle(handlerCtx, batch)
 		took := time.Since(started)
-		switch {
-		case took >= m.config.MaxPollInterval:
+		switch judge(err, took, m.config.MaxPollInterval, ctx.Err() != nil) {
+		case tooLate:
 			m.config.Log.Warn("handler took longer than MaxPollInterval; its records may be read again", "took", took)
 			m.expelled.Store(true)
 			if m.end == nil {
 				m.end = errExpelled
 			}
-		case err == nil:
+		case durable:
 			m.tracker.applied()
 			m.wakeCommitting()
 			if len(batch) > 0 {
@@ -119,10 +119,10 @@ func (m *member) work(ctx, handlerCtx context.Context, handle Handler) {
 			}
 			m.setPaused(false)
 			return
-		case ctx.Err() != nil:
+		case undone:
 			m.config.Log.Warn("stopped with a batch undone; it will be read again", "records", len(batch), "error", err)
 			return
-		default:
+		case again:
 			m.waitOut(ctx, err, attempt)
 		}
 	}
@@ -160,10 +160,9 @@ func backOff(attempt int) time.Duration {
 
 // setPaused stops or starts reading from all partitions.
 func (m *member) setPaused(paused bool) {
-	if m.paused == paused {
+	if !m.tracker.pause(paused) {
 		return
 	}
-	m.paused = paused
 	m.metrics.setPaused(paused)
 	if !paused {
 		m.outage.Store(nil)
@@ -173,7 +172,7 @@ func (m *member) setPaused(paused bool) {
 
 func (m *member) applyPaused(partitions []kafka.TopicPartition) {
 	set := m.client.Resume
-	if m.paused {
+	if m.tracker.isPaused() {
 		set = m.client.Pause
 	} else if m.transactor != nil {
 		partitions = slices.DeleteFunc(slices.Clone(partitions), m.transactor.halts)
@@ -252,6 +251,7 @@ func (m *member) rebalanced(client *kafka.Consumer, change kafka.Event) error {
 		// What is in hand was not begun, or has failed: the next owner reads it
 		// again. What is done gets committed while the partition is ours; if it
 		// is not any more, its offsets are its new owner's.
+		crash.Point(crash.WorkerRevokedNotReleased)
 		kind := "revoked"
 		if client.AssignmentLost() {
 			kind = "lost"
@@ -277,6 +277,7 @@ func (m *member) rebalanced(client *kafka.Consumer, change kafka.Event) error {
 // beyond repair or the broker silent its Close would never return; then the end
 // of the process has to do.
 func (m *member) leave(committing *sync.WaitGroup) {
+	crash.Point(crash.WorkerEndingNotLeft)
 	m.joined.Store(false)
 	close(m.stop)
 	if m.end != nil && !errors.Is(m.end, errExpelled) {

@@ -3,6 +3,7 @@ package kafka
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/onceledger/onceledger/internal/event"
 )
@@ -13,8 +14,9 @@ type place struct {
 	partition int32
 }
 
-// tracker knows which partitions are this member's, which of their records are
-// in hand, and up to where each partition may be committed. It does no I/O.
+// tracker knows which partitions are this member's, whether they are read from,
+// which of their records are in hand, and up to where each partition may be
+// committed. It does no I/O.
 //
 // Records pass through it in one direction:
 //
@@ -28,6 +30,7 @@ type place struct {
 type tracker struct {
 	mutex  sync.Mutex
 	owned  map[place]progress
+	paused bool
 	inHand []event.Record
 }
 
@@ -62,6 +65,23 @@ func (t *tracker) release(partitions []place) {
 	})
 }
 
+// pause says whether reading is to stop, for all partitions that this member has
+// or is yet to be given. It reports whether that is news; if it is, Kafka's client
+// has to be told of every partition.
+func (t *tracker) pause(paused bool) (changed bool) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	changed = t.paused != paused
+	t.paused = paused
+	return changed
+}
+
+func (t *tracker) isPaused() bool {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	return t.paused
+}
+
 // take puts a record in hand, if its partition is this member's.
 func (t *tracker) take(record event.Record) {
 	t.mutex.Lock()
@@ -93,10 +113,11 @@ func (t *tracker) applied() {
 	defer t.mutex.Unlock()
 	for _, record := range t.inHand {
 		partition := place{record.Topic, record.Partition}
-		t.owned[partition] = progress{
-			applied:   record.Offset + 1,
-			committed: t.owned[partition].committed,
+		now := progress{applied: record.Offset + 1, committed: t.owned[partition].committed}
+		if now.applied < now.committed {
+			now.committed = 0 // the topic was made anew, and its offsets begin again
 		}
+		t.owned[partition] = now
 	}
 	t.inHand = nil
 }
@@ -144,4 +165,30 @@ func (t *tracker) partitions() []place {
 		partitions = append(partitions, partition)
 	}
 	return partitions
+}
+
+// verdict is what follows from an attempt at a batch.
+type verdict int
+
+const (
+	durable verdict = iota // its offsets may be committed
+	again                  // an outage: the same records come once more, after a pause
+	undone                 // told to stop; whoever comes next reads it again
+	tooLate                // done or not, the group has gone on, and another reads it
+)
+
+// judge decides by what the handler said, how long it took and how long the group
+// waits for it, and whether this member is to stop. What took too long is never
+// durable: its offsets are another member's by now.
+func judge(err error, took, limit time.Duration, stopping bool) verdict {
+	switch {
+	case took >= limit:
+		return tooLate
+	case err == nil:
+		return durable
+	case stopping:
+		return undone
+	default:
+		return again
+	}
 }

@@ -419,7 +419,7 @@ func (t *Transactor) restore(ctx, handlerCtx context.Context, m *member) error {
 		waiting := t.unrestored(m)
 		if len(waiting) == 0 || m.end != nil {
 			t.closeLoader()
-			if m.paused && m.end == nil {
+			if m.tracker.isPaused() && m.end == nil {
 				m.setPaused(false)
 			}
 			return nil
@@ -442,7 +442,7 @@ func (t *Transactor) restore(ctx, handlerCtx context.Context, m *member) error {
 		}
 		if !done {
 			t.restoring.Store(new(t.loader.describe()))
-			if !m.paused {
+			if !m.tracker.isPaused() {
 				m.setPaused(true)
 			}
 			m.poll(0)
@@ -456,7 +456,7 @@ func (t *Transactor) restore(ctx, handlerCtx context.Context, m *member) error {
 }
 
 func (t *Transactor) resume(m *member, done *loader) error {
-	if m.paused {
+	if m.tracker.isPaused() {
 		m.setPaused(false) // a partition that is paused does not take a new position
 	}
 	for _, partition := range done.partitions {

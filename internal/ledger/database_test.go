@@ -172,6 +172,7 @@ func (r raw) insert(ctx context.Context, pool *pgxpool.Pool) error {
 	})
 }
 
+// Field report R35: the database refuses what does not balance, whoever writes it.
 func TestDatabaseRefuses(t *testing.T) {
 	t.Parallel()
 

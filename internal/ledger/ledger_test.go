@@ -170,7 +170,7 @@ func TestPostTx(t *testing.T) {
 	})
 }
 
-// TestPostTxInParallel has two hundred writers move money in opposite directions
+// TestPostTxInParallel is field report R33: it has two hundred writers move money in opposite directions
 // between the same accounts, some of which the first of them has to open, through
 // few connections. Every one must come through, once.
 func TestPostTxInParallel(t *testing.T) {

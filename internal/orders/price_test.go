@@ -21,6 +21,8 @@ func params(currency string, quantity, unit int64, rate money.Rate) orders.Place
 	}
 }
 
+// Field report R35: what is rounded is the document and not its lines, so that the
+// shares make the total.
 func TestPrice(t *testing.T) {
 	t.Parallel()
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strconv"
 	"time"
 
@@ -22,6 +23,9 @@ type Options struct {
 	MaxConns           int32         // at most this many connections
 	TransactionTimeout time.Duration // a transaction is ended after it
 	LockTimeout        time.Duration // waiting for one lock; 0 is only the transaction's limit
+	Direct             bool          // no pooler may stand between: locks of the session are taken
+
+	Wrap func(net.Conn) net.Conn // stands between pgx and the network; nil for nothing
 }
 
 var errAddress = errors.New("read database address: it is not of the form " +
@@ -52,15 +56,34 @@ func Open(ctx context.Context, url string, options Options) (*pgxpool.Pool, erro
 		return nil
 	}
 
+	if options.Wrap != nil {
+		dial := config.ConnConfig.DialFunc
+		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return options.Wrap(conn), nil
+		}
+	}
+
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("open database: %w", err)
 	}
 	if err := pool.Ping(ctx); err != nil {
 		pool.Close()
-		return nil, fmt.Errorf("reach database: %w", err)
+		return nil, fmt.Errorf("reach database: %w", refusedByPooler(err))
 	}
-	return pool, nil
+	if pooled, err := behindPooler(ctx, pool); !pooled || err != nil {
+		if err != nil {
+			pool.Close()
+			return nil, err
+		}
+		return pool, nil
+	}
+	defer pool.Close()
+	return poolThroughPooler(ctx, pool, options)
 }
 
 // Beginner begins transactions: a pool or a connection.

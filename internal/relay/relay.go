@@ -54,6 +54,7 @@ type Config struct {
 	WindowEvents int           // in flight at most; default 5,000
 	WindowBytes  int           // their payloads at most; default 32 MiB
 	ConfirmEvery time.Duration // while there is something to confirm; default 1 s
+	KeptEvery    time.Duration // how often wal looks at what log is kept for it; default 30 s
 	PollEvery    time.Duration // how often poll looks when there was nothing; default 100 ms
 	StopTimeout  time.Duration // for what is in flight at the end; default 3 s
 }
@@ -102,6 +103,7 @@ func NewRelay(config Config) (*Relay, error) {
 	orDefault(&config.WindowEvents, 5_000)
 	orDefault(&config.WindowBytes, 32<<20)
 	orDefault(&config.ConfirmEvery, time.Second)
+	orDefault(&config.KeptEvery, 30*time.Second)
 	orDefault(&config.PollEvery, 100*time.Millisecond)
 	orDefault(&config.StopTimeout, 3*time.Second)
 	for _, name := range []string{config.Slot, config.Publication} {

@@ -28,6 +28,9 @@ type logReader struct {
 	gap     *gap // what comes first, from the table; nil: the slot goes on where the relay left off
 	mark    mark
 
+	looked    time.Time // at what the slot keeps
+	keptEvery time.Duration
+
 	serverEnd atomic.Uint64 // where the server's log ended
 }
 
@@ -116,7 +119,13 @@ func (l *logReader) decode(data []byte) (message, error) {
 // then the slot. It writes while read reads: the two sides of the connection
 // have nothing in common.
 func (l *logReader) confirm(ctx context.Context, now summary, urgent, silent bool) (moved bool, err error) {
-	if l.mark.due(now, urgent) {
+	due := l.mark.due(now, urgent)
+	if !due && pglogrepl.LSN(now.confirmable) > l.mark.position.Lsn && time.Since(l.looked) >= l.keptEvery {
+		if due, err = l.keeps(ctx); err != nil {
+			return false, err
+		}
+	}
+	if due {
 		crash.Point(crash.RelayAckedNotConfirmed)
 		storing, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 		defer cancel()
@@ -130,6 +139,21 @@ func (l *logReader) confirm(ctx context.Context, now summary, urgent, silent boo
 		return moved, fmt.Errorf("confirm to Postgres: %w", err)
 	}
 	return moved, nil
+}
+
+// keeps reports that Postgres keeps a lot of log that is confirmed. It lets go of
+// it when something is confirmed behind its next note of the open transactions
+// (running-xacts, some 15 s later): when others have written much and all is quiet
+// now, nothing but this would ever make a record.
+func (l *logReader) keeps(ctx context.Context) (bool, error) {
+	l.looked = time.Now()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+	defer cancel()
+	bytes, err := db.New().SlotKeepsConfirmed(ctx, l.pool, l.mark.position.SlotName)
+	if err != nil {
+		return false, fmt.Errorf("look at what the slot keeps: %w", err)
+	}
+	return bytes >= idleAdvance, nil
 }
 
 func (l *logReader) lag(now summary) float64 {

@@ -24,11 +24,18 @@ import (
 func TakeTurn(ctx context.Context, conn *pgconn.PgConn, slot string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	results, err := conn.Exec(ctx, "SELECT pg_try_advisory_lock(hashtextextended('onceledger.relay."+slot+"', 0))").ReadAll()
+	// A pooler's connection is the next one's after each statement, and the lock
+	// with it. A pooler gives process ids of its own.
+	results, err := conn.Exec(ctx, fmt.Sprintf("SELECT CASE WHEN pg_backend_pid() = %d "+
+		"THEN pg_try_advisory_lock(hashtextextended('onceledger.relay.%s', 0)) END", conn.PID(), slot)).ReadAll()
 	if err != nil {
 		return false, fmt.Errorf("take the relay's lock: %w", err)
 	}
-	return string(results[0].Rows[0][0]) == "t", nil
+	answer := results[0].Rows[0][0]
+	if answer == nil {
+		return false, setupErrorf("a pooler stands between the relay and Postgres: give it Postgres' own address")
+	}
+	return string(answer) == "t", nil
 }
 
 // EndTurn gives back what TakeTurn took.
@@ -109,10 +116,12 @@ func (r *Relay) openLog(ctx context.Context, conn *pgconn.PgConn, pool *pgxpool.
 	}
 
 	l := &logReader{
-		conn:    conn,
-		pool:    pool,
-		decoder: decoder{relations: make(map[uint32][]column)},
-		gap:     findGap(system, setup, record),
+		conn:      conn,
+		pool:      pool,
+		looked:    time.Now(),
+		keptEvery: r.config.KeptEvery,
+		decoder:   decoder{relations: make(map[uint32][]column)},
+		gap:       findGap(system, setup, record),
 		mark: mark{position: db.RelayPositionStoreParams{
 			SlotName:       slot,
 			SystemID:       system.SystemID,

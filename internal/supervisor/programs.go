@@ -28,6 +28,9 @@ func (s *supervisor) keepCommand(ctx context.Context, name string, stopTimeout t
 		name:        name,
 		stopTimeout: stopTimeout,
 		start: func(ctx context.Context) (<-chan struct{}, func() string, error) {
+			if err := s.untilReleased(ctx, name); err != nil {
+				return nil, nil, err
+			}
 			log, err := openLog(s.logFile(name), name, s.say)
 			if err != nil {
 				return nil, nil, err
@@ -44,6 +47,7 @@ func (s *supervisor) keepCommand(ctx context.Context, name string, stopTimeout t
 				return nil, nil, err
 			}
 			process = started
+			go s.stopWhenHeld(ctx, name, started, stopTimeout)
 			go func() {
 				<-started.Done()
 				_ = log.Close()

@@ -38,10 +38,12 @@ func NewRegistry() *prometheus.Registry {
 	return registry
 }
 
-// Check tells whether one part is ready, and if not why.
+// Check tells whether one part is ready, and if not why. One that has a Note and
+// nothing to Ask is shown and has no say.
 type Check struct {
 	Name string
 	Ask  func(ctx context.Context) error
+	Note func(ctx context.Context) string
 }
 
 const checkTimeout = 2 * time.Second
@@ -56,8 +58,15 @@ func Ready(checks []Check) http.Handler {
 		answer := struct {
 			Ready  bool              `json:"ready"`
 			Checks map[string]string `json:"checks"`
-		}{Ready: true, Checks: make(map[string]string)}
+			Notes  map[string]string `json:"notes,omitempty"`
+		}{Ready: true, Checks: make(map[string]string), Notes: make(map[string]string)}
 		for _, check := range checks {
+			if check.Note != nil {
+				answer.Notes[check.Name] = check.Note(ctx)
+			}
+			if check.Ask == nil {
+				continue
+			}
 			answer.Checks[check.Name] = "ok"
 			if err := check.Ask(ctx); err != nil {
 				answer.Ready = false

@@ -19,6 +19,7 @@ func TestConformanceAtApacheKafka(t *testing.T) {
 		of := &result{relay: string(kind), broker: "Apache Kafka", backlog: 100_000}
 		results = append(results, of)
 		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel() // Debezium's cases go one by one, and these beside them
 			runCases(t, of, kind != relay.KindDebezium, func(t *testing.T) *bench {
 				if kind == relay.KindDebezium {
 					return debeziumBench(t, s)

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -34,14 +33,14 @@ type services struct {
 	connect   *devstack.Connect
 }
 
-// java is for one Kafka and one Connect at a time: together they are too much for
-// a small machine.
-var java sync.Mutex
+// java is for two stacks at a time: most of what they do is wait for each other,
+// and more of them are too much for a small machine.
+var java = make(chan struct{}, 2)
 
 func takeJava(t *testing.T) {
 	t.Helper()
-	java.Lock()
-	t.Cleanup(java.Unlock)
+	java <- struct{}{}
+	t.Cleanup(func() { <-java })
 }
 
 // startApache starts Apache Kafka and Connect, for a test and all below it.

@@ -20,6 +20,7 @@ import (
 	"github.com/onceledger/onceledger/internal/kafka"
 	"github.com/onceledger/onceledger/internal/kafkatest"
 	"github.com/onceledger/onceledger/internal/pgtest"
+	"github.com/onceledger/onceledger/internal/sandbox"
 	"github.com/onceledger/onceledger/internal/tenants"
 )
 
@@ -53,7 +54,7 @@ func New(t testing.TB, partitions ...int32) *Stack {
 	t.Cleanup(func() {
 		if t.Failed() {
 			text, _ := os.ReadFile(server.LogFile())
-			t.Logf("the end of the log of Postgres:\n%s", tail(string(text), 20))
+			t.Logf("the end of the log of Postgres:\n%s", sandbox.Tail(string(text), 20))
 		}
 	})
 	count := append(partitions, Partitions)[0]

@@ -1,0 +1,13 @@
+DROP VIEW missing_versions;
+REVOKE UPDATE (previous_version) ON order_billing FROM onceledger_worker;
+ALTER TABLE order_billing DROP COLUMN previous_version;
+DROP TABLE version_gaps;
+DROP TABLE operator_keys;
+DROP TABLE dead_letter_decisions;
+DROP FUNCTION dead_letter_decisions_refuse_change();
+DROP INDEX dead_letters_open_idx;
+DROP INDEX dead_letters_discarded_place_idx;
+DROP INDEX dead_letters_discarded_event_idx;
+REVOKE UPDATE (class, detail, state, attempts, last_failed_at) ON dead_letters FROM onceledger_worker;
+DROP TRIGGER dead_letters_closed_stay_closed ON dead_letters;
+DROP FUNCTION dead_letters_refuse_change();
