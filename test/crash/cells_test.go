@@ -1,7 +1,6 @@
 package crash_test
 
 import (
-	"math/rand/v2"
 	"path/filepath"
 	"testing"
 
@@ -38,11 +37,7 @@ func proveEach(t *testing.T, options prove.Options, patterns ...string) {
 	t.Helper()
 	cells, err := prove.Choose(prove.Cells(), patterns)
 	require.NoError(t, err)
-	chosen := *seed
-	if chosen == 0 {
-		chosen = 1 + rand.Uint64N(1_000_000)
-	}
-	options.Seed, options.Cells, options.Faults = chosen, patterns, len(cells)**rounds
+	options.Seed, options.Cells, options.Faults = seedOf(), patterns, len(cells)**rounds
 	options.Dir, options.Stderr = t.TempDir(), t.Output()
 	options.Programs = filepath.Dir(stack.Program(t, "api"))
 	options.BrokerCommand = []string{stack.Program(t, "onceledger"), "broker"}

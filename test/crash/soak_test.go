@@ -21,15 +21,13 @@ import (
 func TestSoak(t *testing.T) {
 	t.Parallel()
 
-	if *seed == 0 {
-		*seed = 1 + rand.Uint64N(1_000_000)
-	}
-	t.Logf("again with: go test ./test/crash -run TestSoak -seed %d -orders %d -kills %d", *seed, *orders, *kills)
+	chosen := seedOf()
+	t.Logf("again with: go test ./test/crash -run TestSoak -seed %d -orders %d -kills %d", chosen, *orders, *kills)
 
 	s := stack.New(t)
 	api, worker := s.API(t), s.Worker(t, "worker", stack.AllRoles)
 	stack.StartAll(t, api, worker)
-	load := s.StartLoad(t, api, 20, *seed)
+	load := s.StartLoad(t, api, 20, chosen)
 
 	var group errgroup.Group
 	var recognised float64

@@ -190,7 +190,9 @@ func TestMissingVersion(t *testing.T) {
 		overdue, err := billing.Metric("onceledger_missing_versions_overdue")
 		return overdue == 1, err
 	}))
-	require.Contains(t, billing.Log(), "a version of an order is missing")
+	require.NoError(t, billing.WaitFor("say so in its log", func() (bool, error) {
+		return strings.Contains(billing.Log(), "a version of an order is missing"), nil
+	}))
 
 	require.NoError(t, relay.StartReady())
 	require.NotContains(t, c.receipt(path), "missing_versions")
