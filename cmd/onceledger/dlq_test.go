@@ -135,7 +135,7 @@ func TestDLQ(t *testing.T) {
 		}
 		require.Contains(t, dlq(t, "gaps", "--order", id, "--give-up", "--reason", "gone before the outbox was kept"), "given up")
 		require.Equal(t, "no version is missing\n", dlq(t, "gaps"))
-		require.Len(t, pgtest.Column[string](t, c.Owner, "SELECT given_up_by FROM version_gaps WHERE given_up_reason LIKE 'gone%'"), 1, "it is on record")
+		require.Len(t, pgtest.Column[string](t, c.Owner, "SELECT decided_by FROM version_gap_decisions WHERE reason LIKE 'gone%'"), 1, "it is on record")
 		require.Equal(t, "no version is missing\n", dlq(t, "gaps", "--order", id, "--give-up", "--reason", "again"))
 	})
 

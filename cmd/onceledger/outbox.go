@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -22,7 +21,6 @@ import (
 	"github.com/onceledger/onceledger/internal/event"
 	"github.com/onceledger/onceledger/internal/kafka"
 	"github.com/onceledger/onceledger/internal/relay"
-	"github.com/onceledger/onceledger/internal/supervisor"
 )
 
 const outboxEnvironment = `
@@ -62,7 +60,7 @@ func newOutboxListCommand() *cobra.Command {
 			}
 			conn, err := pgx.Connect(cmd.Context(), target.url)
 			if err != nil {
-				return fmt.Errorf("RELAY_DATABASE_URL: reach database: %w", err)
+				return unreached("RELAY_DATABASE_URL", fmt.Errorf("reach database: %w", err))
 			}
 			defer conn.Close(context.WithoutCancel(cmd.Context()))
 			found, err := findOrder(cmd.Context(), conn, id)
@@ -130,7 +128,7 @@ func runResend(cmd *cobra.Command, flags resendFlags) error {
 	}
 	conn, err := pgx.Connect(ctx, target.url)
 	if err != nil {
-		return fmt.Errorf("RELAY_DATABASE_URL: reach database: %w", err)
+		return unreached("RELAY_DATABASE_URL", fmt.Errorf("reach database: %w", err))
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	brokers, err := outboxBrokers()
@@ -158,7 +156,7 @@ func runResend(cmd *cobra.Command, flags resendFlags) error {
 	for _, order := range slices.SortedFunc(maps.Keys(found.awaited), func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) }) {
 		fmt.Fprintf(out, "order %s has dead letters that wait for this: once it has come, onceledger dlq retry --order %[1]s --yes\n", order)
 	}
-	if len(found.gone) > 0 {
+	if len(found.gone)+len(found.never) > 0 {
 		return exit(1)
 	}
 	return nil
@@ -197,12 +195,16 @@ func (e outboxEvent) String() string {
 type foundEvents struct {
 	events  []outboxEvent
 	gone    []string
+	never   []string           // as far as the outbox knows the order, it has no such version
 	awaited map[uuid.UUID]bool // orders with dead letters that wait for them
 }
 
 func (f foundEvents) sayGone(w io.Writer) {
 	for _, one := range f.gone {
 		fmt.Fprintf(w, "%s is no longer in the outbox (OUTBOX_RETENTION)\n", one)
+	}
+	for _, one := range f.never {
+		fmt.Fprintf(w, "%s was never written: the later one that skips it is not from this outbox (onceledger dlq gaps)\n", one)
 	}
 }
 
@@ -276,22 +278,37 @@ func findGaps(ctx context.Context, conn, books db.DBTX) (foundEvents, error) {
 	if err != nil {
 		return foundEvents{}, fmt.Errorf("look for the missing events: %w", err)
 	}
+	type order struct{ tenant, id uuid.UUID }
+	written := make(map[order]int64)
+	last, err := db.New().OutboxLastVersions(ctx, conn, tenants, orders)
+	if err != nil {
+		return foundEvents{}, fmt.Errorf("look for the orders' last events: %w", err)
+	}
+	for _, row := range last {
+		written[order{row.TenantID, row.AggregateID}] = row.Version
+	}
 	found := foundEvents{awaited: make(map[uuid.UUID]bool)}
 	type version struct {
-		tenant, order uuid.UUID
-		version       int64
+		order
+		version int64
 	}
 	there := make(map[version]bool)
 	for _, row := range rows {
-		there[version{row.TenantID, row.AggregateID, row.AggregateVersion}] = true
+		there[version{order{row.TenantID, row.AggregateID}, row.AggregateVersion}] = true
 		found.events = append(found.events, outboxEvent(row))
 	}
 	for _, gap := range gaps {
 		if gap.Awaited {
 			found.awaited[gap.OrderID] = true
 		}
-		if !there[version{gap.TenantID, gap.OrderID, gap.Version}] {
-			found.gone = append(found.gone, fmt.Sprintf("version %d of order %s", gap.Version, gap.OrderID))
+		of := order{gap.TenantID, gap.OrderID}
+		one := fmt.Sprintf("version %d of order %s", gap.Version, gap.OrderID)
+		switch {
+		case there[version{of, gap.Version}]:
+		case written[of] > 0 && written[of] < gap.Version:
+			found.never = append(found.never, one)
+		default:
+			found.gone = append(found.gone, one)
 		}
 	}
 	return found, nil
@@ -335,7 +352,7 @@ func connectBooks(ctx context.Context) (*pgx.Conn, error) {
 	}
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
-		return nil, fmt.Errorf("DATABASE_URL: reach database: %w", err)
+		return nil, unreached("DATABASE_URL", fmt.Errorf("reach database: %w", err))
 	}
 	return conn, nil
 }
@@ -348,9 +365,6 @@ func outboxBrokers() (string, error) {
 	if os.Getenv("RELAY_DATABASE_URL") != "" {
 		return "", errors.New("KAFKA_BROKERS is not set: want host:port, separated by commas")
 	}
-	connections, err := supervisor.ReadConnections(homeFolder())
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("KAFKA_BROKERS is not set, and nothing was ever started in %s (onceledger up)", homeFolder())
-	}
+	connections, err := homeConnections("KAFKA_BROKERS")
 	return connections.KafkaBrokers, err
 }

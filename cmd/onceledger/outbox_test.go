@@ -149,6 +149,46 @@ func TestOutboxResend(t *testing.T) {
 		require.Equal(t, []uuid.UUID{paid.ID}, pgtest.Column[uuid.UUID](t, w.Owner, "SELECT id FROM invoices"))
 	})
 
+	t.Run("FindsWhatAResolvedLetterSaysWasApplied", func(t *testing.T) {
+		w := newReplayWorld(t)
+		past := time.Now().Add(-5 * time.Minute)
+		order := &factory.Order{TenantID: w.tenant, Now: func() time.Time { return past }}
+		created, paid, refunded := order.Created(), order.Paid(), order.Refunded(1)
+		w.write(t, created, paid, refunded)
+		w.Exec(t, `INSERT INTO relay_position (slot_name, system_id, timeline, publication_oid, lsn, snapshot_xmin)
+			VALUES ('onceledger_outbox', '', 1, 0, '0/0', pg_snapshot_xmax(pg_current_snapshot()))`)
+		w.publish(t, created, refunded, paid)
+		w.bill(t)
+		_, stderr, err := call(t, "dlq", "retry", "--order", order.State.OrderID.String(), "--yes")
+		require.NoError(t, err, stderr)
+		t.Setenv("DATABASE_URL", w.DB.URL("verify"))
+		stdout, stderr, err := call(t, "outbox", "resend", "--unapplied")
+		require.NoError(t, err, stderr)
+		require.Contains(t, stdout, "0 of 0 events sent")
+		w.losePayment(t, order)
+		stdout, stderr, err = call(t, "outbox", "resend", "--unapplied")
+		require.NoError(t, err, stderr)
+		require.Contains(t, stdout, "sent "+paid.ID.String())
+		require.Contains(t, stdout, "1 of 1 events sent")
+	})
+
+	t.Run("NamesWhatWasNeverWritten", func(t *testing.T) {
+		w := newReplayWorld(t)
+		t.Setenv("DATABASE_URL", w.DB.URL("verify"))
+		order := &factory.Order{TenantID: w.tenant}
+		events := []event.Event{order.Created(), order.Paid()}
+		w.write(t, events...)
+		order.State.Version = 4
+		w.publish(t, append(events, order.Refunded(1))...) // forged
+		w.bill(t)
+		require.Equal(t, 2, w.missing(t))
+		stdout, stderr, err := call(t, "outbox", "resend", "--gaps")
+		require.ErrorIs(t, err, exit(1))
+		require.Contains(t, stdout, "0 of 0 events sent")
+		require.Contains(t, stderr, "version 4 of order "+order.State.OrderID.String()+" was never written")
+		require.NotContains(t, stderr, "OUTBOX_RETENTION")
+	})
+
 	t.Run("SaysWhatWaitsForIt", func(t *testing.T) {
 		w := newReplayWorld(t)
 		t.Setenv("DATABASE_URL", w.DB.URL("verify"))

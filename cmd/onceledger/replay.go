@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -84,13 +83,16 @@ Environment:
 			}
 			err = errors.Join(err, report.WriteText(cmd.OutOrStdout()))
 			if errors.Is(err, context.Canceled) {
-				cmd.PrintErrln("Stopped in the middle: the account above is of the part that was done. Run it again for the rest.")
+				err = errInterrupted
+			}
+			if err != nil {
+				cmd.PrintErrf("Stopped in the middle: %v. The account above is of the part that was done. Run it again for the rest.\n", err)
 				return exitReplayNotRun
 			}
-			if err == nil && !report.Unchanged() {
+			if !report.Unchanged() {
 				return exitReplayFound
 			}
-			return replayNotRun(cmd, err)
+			return nil
 		},
 	}
 	cmd.Flags().StringVar(&flags.from, "from", "", "where to begin")
@@ -105,9 +107,15 @@ Environment:
 	return cmd
 }
 
+// errInterrupted is a Ctrl-C.
+var errInterrupted = errors.New("interrupted")
+
 func replayNotRun(cmd *cobra.Command, err error) error {
 	if err == nil {
 		return nil
+	}
+	if errors.Is(err, context.Canceled) {
+		err = errInterrupted
 	}
 	cmd.PrintErrln("Nothing was replayed:", err)
 	return exitReplayNotRun
@@ -142,12 +150,12 @@ func runReplay(cmd *cobra.Command, flags replayFlags) (*replay.Report, error) {
 		ApplicationName: "onceledger replay", MaxConns: 4, TransactionTimeout: 2 * time.Minute, LockTimeout: 30 * time.Second,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("DATABASE_URL: %w", err)
+		return nil, unreached("DATABASE_URL", err)
 	}
 	defer pool.Close()
 	topics, err := kafka.TopicRetention(ctx, brokers, event.OrderEvents)
 	if err != nil {
-		return nil, fmt.Errorf("KAFKA_BROKERS: %w", err)
+		return nil, unreached("KAFKA_BROKERS", err)
 	}
 	progress, clear := replayProgress(cmd)
 	r := replay.New(replay.Config{
@@ -228,10 +236,7 @@ func replayTarget() (databaseURL, brokers string, err error) {
 		}
 		return databaseURL, brokers, nil
 	}
-	connections, err := supervisor.ReadConnections(homeFolder())
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("DATABASE_URL is not set, and nothing was ever started in %s (onceledger up)", homeFolder())
-	}
+	connections, err := homeConnections("DATABASE_URL")
 	return connections.Databases.Worker, connections.KafkaBrokers, err
 }
 

@@ -2,13 +2,18 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/onceledger/onceledger/internal/billing"
@@ -18,6 +23,8 @@ import (
 	"github.com/onceledger/onceledger/internal/kafka"
 	"github.com/onceledger/onceledger/internal/kafkatest"
 	"github.com/onceledger/onceledger/internal/pgtest"
+	"github.com/onceledger/onceledger/internal/postgres"
+	"github.com/onceledger/onceledger/internal/supervisor"
 )
 
 // replayWorld is a database, brokers with order.events, and billing between them,
@@ -140,23 +147,56 @@ func callUntil(t *testing.T, said string, args ...string) (stdout, stderr string
 // it, as no login of the service could.
 func (w *replayWorld) losePayment(t *testing.T, order *factory.Order) (eventID uuid.UUID) {
 	t.Helper()
-	tx, err := w.Owner.Begin(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, tx.QueryRow(t.Context(), "SELECT id FROM invoices WHERE order_id = $1", order.State.OrderID).Scan(&eventID))
-	for _, statement := range []string{
-		"SET LOCAL session_replication_role = replica", // no trigger, no foreign key
+	require.NoError(t, w.Owner.QueryRow(t.Context(), "SELECT id FROM invoices WHERE order_id = $1", order.State.OrderID).Scan(&eventID))
+	w.spoil(t,
 		fmt.Sprintf("DELETE FROM invoice_lines WHERE invoice_id = '%s'", eventID),
 		fmt.Sprintf("DELETE FROM invoices WHERE id = '%s'", eventID),
 		fmt.Sprintf("DELETE FROM ledger_lines WHERE event_id = '%s'", eventID),
 		fmt.Sprintf("DELETE FROM ledger_entries WHERE event_id = '%s'", eventID),
 		fmt.Sprintf("DELETE FROM outbox_events WHERE id::text IN (SELECT id::text FROM outbox_events WHERE aggregate_type = 'billing' AND event_type = 'InvoiceIssued' AND aggregate_id = '%s')", order.State.OrderID),
 		fmt.Sprintf("DELETE FROM processed_events WHERE event_id = '%s'", eventID),
-	} {
-		_, err := tx.Exec(t.Context(), statement)
-		require.NoError(t, err, statement)
-	}
-	require.NoError(t, tx.Commit(t.Context()))
+	)
 	return eventID
+}
+
+// spoil runs statements in one transaction that no trigger and no foreign key
+// refuses.
+func (w *replayWorld) spoil(t *testing.T, statements ...string) {
+	t.Helper()
+	require.NoError(t, postgres.InTx(t.Context(), w.Owner, func(tx pgx.Tx) error {
+		for _, statement := range append([]string{"SET LOCAL session_replication_role = replica"}, statements...) {
+			if _, err := tx.Exec(t.Context(), statement); err != nil {
+				return fmt.Errorf("%s: %w", statement, err)
+			}
+		}
+		return nil
+	}))
+}
+
+// account is what billing has made of the events.
+func (w *replayWorld) account(t *testing.T) []string {
+	t.Helper()
+	return pgtest.Column[string](t, w.Owner, `
+		SELECT concat_ws(' ', 'invoice', id, order_id, total_minor) FROM invoices
+		UNION ALL SELECT concat_ws(' ', 'credit note', id, order_id) FROM credit_notes
+		UNION ALL SELECT concat_ws(' ', 'entry', event_id, order_id) FROM ledger_entries
+		UNION ALL SELECT concat_ws(' ', 'mark', event_id) FROM processed_events
+		ORDER BY 1`)
+}
+
+// resolvedOrder is an order whose payment was a dead letter, and was then applied.
+func (w *replayWorld) resolvedOrder(t *testing.T) *factory.Order {
+	t.Helper()
+	order := &factory.Order{TenantID: w.tenant}
+	created, paid, refunded := order.Created(), order.Paid(), order.Refunded(1)
+	w.write(t, created, paid, refunded)
+	w.publish(t, created, refunded, paid)
+	w.bill(t)
+	require.Len(t, w.DeadLetters(t), 2)
+	_, stderr, err := call(t, "dlq", "retry", "--order", order.State.OrderID.String(), "--yes")
+	require.NoError(t, err, stderr)
+	require.Equal(t, []string{"resolved", "resolved"}, pgtest.Column[string](t, w.Owner, "SELECT state FROM dead_letters"))
+	return order
 }
 
 // A replay of what was applied changes nothing, and one of what was not finds it.
@@ -212,6 +252,162 @@ func TestReplay(t *testing.T) {
 		stdout, _, err = call(t, "replay", "--from", "earliest", "--group", "billing", "--yes", "--rate", "0")
 		require.NoError(t, err)
 		require.Contains(t, stdout, "Unchanged")
+	})
+
+	t.Run("FindsWhatWasAppliedFromADeadLetterAndLost", func(t *testing.T) {
+		w := newReplayWorld(t)
+		order := w.resolvedOrder(t)
+		lost := w.losePayment(t, order)
+
+		stdout, _, err := call(t, "replay", "--from", "earliest", "--group", "billing", "--dry-run", "--rate", "0")
+		require.ErrorIs(t, err, exitReplayFound)
+		require.Contains(t, stdout, "1 EVENTS ARE MISSING")
+		require.Contains(t, stdout, "missing: event "+lost.String())
+
+		stdout, _, err = call(t, "replay", "--from", "earliest", "--group", "billing", "--yes", "--rate", "0")
+		require.ErrorIs(t, err, exitReplayFound)
+		require.Contains(t, stdout, "1 EVENTS WERE MISSING: 1 are applied now, 0 became dead letters")
+		require.Contains(t, stdout, "applied: event "+lost.String())
+		require.Equal(t, []uuid.UUID{lost}, pgtest.Column[uuid.UUID](t, w.Owner, "SELECT id FROM invoices"))
+
+		stdout, _, err = call(t, "replay", "--from", "earliest", "--group", "billing", "--yes", "--rate", "0")
+		require.NoError(t, err)
+		require.Contains(t, stdout, "Unchanged")
+	})
+
+	t.Run("NamesWhatAClosedLetterKeepsMissing", func(t *testing.T) {
+		w := newReplayWorld(t)
+		order := w.resolvedOrder(t)
+		unknown := order.Refunded(1)
+		unknown.SchemaVersion = 99
+		w.publish(t, unknown)
+		w.bill(t)
+		lost := w.losePayment(t, order)
+		before := w.Contents(t)
+
+		stdout, _, err := call(t, "replay", "--from", "earliest", "--group", "billing", "--dry-run", "--rate", "0")
+		require.ErrorIs(t, err, exitReplayFound)
+		require.Contains(t, stdout, "missing, and held: event "+lost.String())
+		require.Regexp(t, `dead letter before +1\n`, stdout)
+		stdout, _, err = call(t, "replay", "--from", "earliest", "--group", "billing", "--yes", "--rate", "0")
+		require.ErrorIs(t, err, exitReplayFound)
+		require.Contains(t, stdout, "still missing: event "+lost.String())
+		require.Contains(t, stdout, "1 cannot be applied")
+		require.Equal(t, before, w.Contents(t))
+	})
+
+	t.Run("FindsLostDeadLetters", func(t *testing.T) {
+		w := newReplayWorld(t)
+		orders := w.orders(t, 2)
+		reused, early := orders[0].Refunded(1), orders[1].Refunded(1)
+		w.bill(t)
+		reused.ID = w.Applied(t)[0]
+		early.SchemaVersion = 99
+		poison := kafkatest.Record{Key: []byte("no id"), Value: []byte("this-is-not-json {{{")}
+		w.publish(t, reused, early)
+		w.broker.Produce(t, event.OrderEvents, poison)
+		w.publish(t, orders[1].Refunded(1)) // waits behind the one before it
+		w.bill(t)
+		require.Len(t, w.DeadLetters(t), 4)
+		stdout, _, err := call(t, "replay", "--from", "earliest", "--group", "billing", "--dry-run", "--rate", "0")
+		require.NoError(t, err, stdout)
+		require.Contains(t, stdout, "Nothing is missing")
+		w.spoil(t, "DELETE FROM dead_letters")
+
+		stdout, _, err = call(t, "replay", "--from", "earliest", "--group", "billing", "--dry-run", "--rate", "0")
+		require.ErrorIs(t, err, exitReplayFound)
+		require.Contains(t, stdout, "4 EVENTS ARE MISSING")
+		require.Contains(t, stdout, "and store 4 anew as dead letters")
+		require.Contains(t, stdout, "missing dead letter: a record that cannot be read, at partition")
+		require.Contains(t, stdout, "missing dead letter: event "+reused.ID.String())
+		require.Empty(t, w.DeadLetters(t))
+
+		stdout, stderr, err := call(t, "replay", "--from", "earliest", "--group", "billing", "--yes", "--rate", "0")
+		require.ErrorIs(t, err, exitReplayFound)
+		require.Contains(t, stderr, "MISSING: the record at partition")
+		require.Contains(t, stdout, "4 EVENTS WERE MISSING: 0 are applied now, 4 became dead letters")
+		require.Len(t, w.DeadLetters(t), 4)
+
+		letter := pgtest.Column[uuid.UUID](t, w.Owner, "SELECT id FROM dead_letters WHERE class = 'undecodable'")[0]
+		_, stderr, err = call(t, "dlq", "discard", letter.String(), "--reason", "no event", "--yes")
+		require.NoError(t, err, stderr)
+		stdout, _, err = call(t, "replay", "--from", "earliest", "--group", "billing", "--yes", "--rate", "0")
+		require.NoError(t, err, stdout)
+		require.Contains(t, stdout, "Unchanged")
+		require.Regexp(t, `discarded +1\n`, stdout)
+		require.Regexp(t, `id reused +1\n`, stdout)
+		require.Regexp(t, `dead letter before +2\n`, stdout)
+	})
+
+	t.Run("SaysThatNothingRunsInTheHomeFolder", func(t *testing.T) {
+		database := "postgres://nobody@127.0.0.1:1/onceledger"
+		home := t.TempDir()
+		text, err := json.Marshal(supervisor.Connections{
+			Databases: supervisor.Databases{Relay: database, Worker: database, Verify: database}, KafkaBrokers: "127.0.0.1:1",
+		})
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(home, "connections.json"), text, 0o600))
+		for _, name := range []string{"DATABASE_URL", "RELAY_DATABASE_URL", "KAFKA_BROKERS", "RELAY_SLOT", "OUTBOX_RETENTION", "DEDUPE_WINDOW", "REPLAY_WINDOW"} {
+			t.Setenv(name, "")
+		}
+		t.Setenv("ONCELEDGER_HOME", home)
+		for _, args := range [][]string{
+			{"replay", "--from", "earliest", "--group", "billing", "--yes"},
+			{"outbox", "resend", "--gaps"},
+			{"outbox", "list", "--order", uuid.NewString()},
+			{"verify"},
+		} {
+			_, stderr, err := call(t, args...)
+			require.Error(t, err)
+			require.Contains(t, stderr+err.Error(), `is not set, and no "onceledger up" runs on `+home, args)
+		}
+	})
+
+	t.Run("InterruptedWhileItWaits", func(t *testing.T) {
+		w := newReplayWorld(t)
+		w.orders(t, 1)
+		w.startBilling(t, "")
+		w.waitRead(t)
+		stdout, stderr, err := callUntil(t, "for them to leave", "replay", "--from", "earliest", "--group", "billing", "--yes")
+		require.ErrorIs(t, err, exitReplayNotRun)
+		require.Empty(t, stdout)
+		require.Contains(t, stderr, "Nothing was replayed: interrupted")
+	})
+
+	t.Run("KilledInTheMiddleIsRunAgain", func(t *testing.T) {
+		w := newReplayWorld(t)
+		orders := w.orders(t, 5)
+		w.bill(t)
+		before := w.account(t)
+		for _, order := range orders {
+			w.losePayment(t, order)
+		}
+		committed := w.committed(t)
+		program, err := os.Executable()
+		require.NoError(t, err)
+		var stderr syncBuffer
+		killed := &exec.Cmd{
+			Path: program, Args: []string{"onceledger", "replay", "--from", "earliest", "--group", "billing", "--yes", "--rate", "10"},
+			Env: os.Environ(), Stderr: &stderr,
+		}
+		require.NoError(t, killed.Start())
+		t.Cleanup(func() { _ = killed.Process.Kill() })
+		require.Eventually(t, func() bool { return strings.Contains(stderr.String(), "MISSING: event ") }, 30*time.Second, time.Millisecond, "it applies nothing")
+		require.NoError(t, killed.Process.Kill())
+		require.Error(t, killed.Wait())
+		require.Equal(t, -1, killed.ProcessState.ExitCode(), "it was not killed, but ended: %s", &stderr)
+		require.Less(t, len(pgtest.Column[uuid.UUID](t, w.Owner, "SELECT id FROM invoices")), len(orders), "it was killed after its end")
+
+		stdout, _, err := call(t, "replay", "--from", "earliest", "--group", "billing", "--yes", "--rate", "0")
+		require.ErrorIs(t, err, exitReplayFound)
+		require.Contains(t, stdout, "15 records replayed")
+		require.Equal(t, before, w.account(t))
+		require.Equal(t, committed, w.committed(t))
+		contents := w.Contents(t)
+		stdout, _, err = call(t, "replay", "--from", "earliest", "--group", "billing", "--yes", "--rate", "0")
+		require.NoError(t, err)
+		require.Contains(t, stdout, "Unchanged")
+		require.Equal(t, contents, w.Contents(t))
 	})
 
 	t.Run("IsRefusedWhileTheGroupRuns", func(t *testing.T) {

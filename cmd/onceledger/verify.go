@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"time"
 
@@ -17,7 +15,6 @@ import (
 	"github.com/onceledger/onceledger/internal/event"
 	"github.com/onceledger/onceledger/internal/kafka"
 	"github.com/onceledger/onceledger/internal/postgres"
-	"github.com/onceledger/onceledger/internal/supervisor"
 	"github.com/onceledger/onceledger/internal/verify"
 )
 
@@ -104,10 +101,7 @@ func runVerify(cmd *cobra.Command, wait time.Duration) (*verify.Report, error) {
 		TransactionTimeout: 2 * time.Minute,
 	})
 	if err != nil {
-		if os.Getenv("DATABASE_URL") != "" {
-			err = fmt.Errorf("DATABASE_URL: %w", err)
-		}
-		return nil, err
+		return nil, unreached("DATABASE_URL", err)
 	}
 	defer pool.Close()
 
@@ -142,9 +136,6 @@ func verifyTarget() (databaseURL, brokers string, err error) {
 	if databaseURL = os.Getenv("DATABASE_URL"); databaseURL != "" {
 		return databaseURL, os.Getenv("KAFKA_BROKERS"), nil
 	}
-	connections, err := supervisor.ReadConnections(homeFolder())
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("DATABASE_URL is not set, and nothing was ever started in %s (onceledger up)", homeFolder())
-	}
+	connections, err := homeConnections("DATABASE_URL")
 	return connections.Databases.Verify, connections.KafkaBrokers, err
 }

@@ -41,7 +41,8 @@ LEFT JOIN moved ON moved.tenant_id = given.tenant_id AND moved.order_id = given.
 WHERE moved.version IS NULL OR moved.version > moved.previous_version + 1 OR given.lowest_version <= moved.previous_version;
 
 -- VersionGapInsertMany notes versions that events have skipped. One that is a dead
--- letter of the consumer's is not missing.
+-- letter of the consumer's is not missing, unless it is of a class whose events may
+-- be anybody's (see missing_versions).
 -- name: VersionGapInsertMany :exec
 INSERT INTO version_gaps (tenant_id, order_id, version)
 SELECT missing.tenant_id, missing.order_id, missing.version
@@ -51,7 +52,8 @@ FROM (
 WHERE NOT EXISTS (
   SELECT FROM dead_letters AS letter
   WHERE letter.tenant_id = missing.tenant_id AND letter.aggregate_id = missing.order_id
-    AND letter.aggregate_version = missing.version AND letter.consumer = @consumer)
+    AND letter.aggregate_version = missing.version AND letter.consumer = @consumer
+    AND letter.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused'))
 ORDER BY missing.tenant_id, missing.order_id, missing.version
 ON CONFLICT DO NOTHING;
 
@@ -66,8 +68,12 @@ WHERE gap.tenant_id = came.tenant_id AND gap.order_id = came.order_id AND gap.ve
 -- VersionGapGiveUp decides that versions of an order will not come: one, or all that
 -- are missing.
 -- name: VersionGapGiveUp :many
-UPDATE version_gaps SET given_up_at = now(), given_up_by = @given_up_by, given_up_reason = @reason
-WHERE order_id = @order_id AND given_up_at IS NULL AND (sqlc.narg('version')::bigint IS NULL OR version = sqlc.narg('version'))
+INSERT INTO version_gap_decisions (tenant_id, order_id, version, noticed_at, reason, decided_by)
+SELECT gap.tenant_id, gap.order_id, gap.version, gap.noticed_at, @reason, @decided_by
+FROM version_gaps AS gap
+WHERE gap.order_id = @order_id AND (sqlc.narg('version')::bigint IS NULL OR gap.version = sqlc.narg('version'))
+ORDER BY gap.tenant_id, gap.version
+ON CONFLICT DO NOTHING
 RETURNING tenant_id, order_id, version, noticed_at;
 
 -- MissingVersionListByOrder is which versions of an order billing lacks, and since when.

@@ -188,7 +188,8 @@ func (p *partition) load(record event.Record) error {
 // begins anew with the oldest event that is left, and says so: state and offsets
 // move in one transaction, so they differ only when somebody removed one of the
 // topics, set the offsets back (which is how to ask for a new beginning), or the
-// embedded broker was killed.
+// embedded broker was killed. Where the source was made anew, the sums stay, and
+// it is read from its beginning: what is there again is known by its versions.
 func (s *Stage) Resume(number int32, source transact.Source) (int64, error) {
 	p := s.partitions[number]
 	for key, known := range p.orders {
@@ -198,6 +199,10 @@ func (s *Stage) Resume(number int32, source transact.Source) (int64, error) {
 		}
 	}
 	why := ""
+	remade := p.Topic != "" && source.Topic != "" && p.Topic != source.Topic
+	if remade {
+		source.Committed = -1 // it is of the earlier one
+	}
 	switch {
 	case len(p.damage) > 0:
 		for _, damage := range p.damage {
@@ -211,7 +216,14 @@ func (s *Stage) Resume(number int32, source transact.Source) (int64, error) {
 		why = fmt.Sprintf("the state reaches offset %d, the group has committed %d", p.Offset, source.Committed)
 	case len(p.accounts) != p.Accounts:
 		why = fmt.Sprintf("%d accounts are there, there must be %d", len(p.accounts), p.Accounts)
+	case remade:
+		s.config.Log.Error("the topic was made anew and is read from its beginning; what was not read of the earlier one is not in the balances unless it is sent again",
+			"partition", number, "was", p.Topic, "is", source.Topic, "reached", p.Offset, "offset", source.First)
+		p.Topic, p.Offset, p.First = source.Topic, source.First, max(p.First, source.First)
+		s.restored(p)
+		return p.Offset, nil
 	default:
+		p.Topic = cmp.Or(source.Topic, p.Topic)
 		if source.Committed < 0 {
 			s.config.Log.Warn("the group's offset is gone; going on where the state says", "partition", number, "offset", p.Offset)
 		}
@@ -237,7 +249,7 @@ func (s *Stage) Resume(number int32, source transact.Source) (int64, error) {
 		p.litter = append(p.litter, key)
 	}
 	p.accounts, p.orders = make(map[Account]*sum), make(map[orderKey]remembered)
-	p.position = position{Build: uuid.Must(uuid.NewV7()), Offset: source.First, First: source.First}
+	p.position = position{Build: uuid.Must(uuid.NewV7()), Offset: source.First, First: source.First, Topic: source.Topic}
 	if source.First > 0 {
 		s.config.Log.Error("the balances will not be the ledger's: events before the oldest one that is left are gone by the topic's retention",
 			"partition", number, "offset", source.First)

@@ -100,13 +100,15 @@ type remembered struct {
 
 // position is how far a partition's state has come. It is written in every
 // transaction, so it tells what the other records must come to. Build names the
-// attempt at the state: records of another one do not count.
+// attempt at the state: records of another one do not count. Topic is the id of
+// the source that Offset is of; "" in what a version has written that kept none.
 type position struct {
 	Build    uuid.UUID `json:"build"`
 	Offset   int64     `json:"offset"`
 	First    int64     `json:"first"`
 	Accounts int       `json:"accounts"`
 	Clock    time.Time `json:"clock"`
+	Topic    string    `json:"topic,omitempty"`
 }
 
 const (

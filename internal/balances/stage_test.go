@@ -26,6 +26,7 @@ type bench struct {
 	registry  *prometheus.Registry
 	source    []event.Record
 	first     int64
+	topic     string
 	committed int64
 	state     []event.Record
 	config    balances.Config
@@ -51,7 +52,7 @@ func (b *bench) restart(t *testing.T) {
 	for _, record := range b.state {
 		require.NoError(t, stage.Load(record))
 	}
-	next, err := stage.Resume(0, transact.Source{Committed: b.committed, First: b.first})
+	next, err := stage.Resume(0, transact.Source{Committed: b.committed, First: b.first, Topic: b.topic})
 	require.NoError(t, err)
 	b.committed = next
 }
@@ -157,6 +158,42 @@ func TestStage(t *testing.T) {
 		require.Nil(t, b.run(t, 13))
 		b.requireBooks(t)
 		require.EqualValues(t, 150, b.metric(t, "onceledger_balances_records_total", "duplicate"))
+	})
+
+	// The sums stay, what is sent again is known, and nothing of the new topic is
+	// passed over, whether Kafka has kept the group's offset or not.
+	t.Run("ReadsATopicThatWasMadeAnewFromItsBeginning", func(t *testing.T) {
+		t.Parallel()
+
+		for _, kept := range []bool{false, true} {
+			b := newBench(t, balances.Config{})
+			old := b.issueMany(t, 50) // the first by a version that knows no ids
+			b.publish(old[:20]...)
+			require.Nil(t, b.run(t, 7))
+			b.topic = "first"
+			b.restart(t)
+			require.EqualValues(t, 20, b.committed)
+			b.publish(old[20:]...)
+			require.Nil(t, b.run(t, 7))
+			require.EqualValues(t, 50, b.committed)
+
+			b.topic, b.source = "second", nil
+			if !kept {
+				b.committed = -1
+			}
+			b.publish(old[40:]...)
+			b.publish(b.issueMany(t, 60)...)
+			b.restart(t)
+			require.Zero(t, b.committed, "where it goes on")
+			require.Contains(t, b.log.String(), "made anew")
+			require.Nil(t, b.run(t, 7))
+			b.requireBooks(t)
+			require.EqualValues(t, 10, b.metric(t, "onceledger_balances_records_total", "duplicate"))
+
+			b.restart(t)
+			require.EqualValues(t, 70, b.committed)
+			require.NotContains(t, b.log.String(), "anew")
+		}
 	})
 
 	t.Run("HoldsSumsBeyond64Bits", func(t *testing.T) {

@@ -81,7 +81,7 @@ func TestUnknownTenant(t *testing.T) {
 
 	// With the tenant there and nothing open, its later events are applied.
 	w.Exec(t, "INSERT INTO tenants (id, name) VALUES ($1, 'late')", events[13].TenantID)
-	w.Exec(t, "UPDATE dead_letters SET state = 'discarded'")
+	w.Exec(t, pgtest.CloseLetters("discarded", "true"))
 	w.Deliver(t, (&factory.Order{TenantID: events[13].TenantID}).Paid())
 	require.Equal(t, upTo(1), w.numbers(t, events[13].TenantID))
 }

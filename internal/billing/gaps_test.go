@@ -151,17 +151,41 @@ func TestGaps(t *testing.T) {
 		bad := factory.Altered(events[1], func(state *event.Order) { state.NetAmount++ })
 		w.Deliver(t, events[0], bad)
 		require.Empty(t, w.missing(t, order))
-		w.Exec(t, "UPDATE dead_letters SET state = 'discarded'")
+		w.Exec(t, pgtest.CloseLetters("discarded", "true"))
 		w.Deliver(t, events[2])
 		require.Equal(t, inbox.ClassGap, w.Classes(t)[events[2].ID])
 		require.Empty(t, w.missing(t, order), "it was decided not to apply it: it is not waited for")
 		cancelled := factory.Altered(events[2], func(state *event.Order) { state.Refund = nil; state.RefundedAmount = 0 })
 		cancelled.ID, cancelled.Type = factory.ID(events[2].OccurredAt), event.OrderCancelled
-		w.Exec(t, "UPDATE dead_letters SET state = 'discarded' WHERE state = 'open'")
+		w.Exec(t, pgtest.CloseLetters("discarded", "true"))
 		w.Deliver(t, cancelled)
 		require.Equal(t, int64(3), w.view(t, order).Version)
 		require.Empty(t, w.gaps(t, order))
 	})
+}
+
+// TestForgedLetterFillsNoGap is an event that was never the order's, and says that
+// it is the version that is missing.
+func TestForgedLetterFillsNoGap(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	order, events := w.life(2)
+	forged := events[2]
+	forged.ID = uuid.New()
+	w.Deliver(t, events[0], events[1], forged, events[3])
+	require.Equal(t, inbox.ClassBadID, w.Classes(t)[forged.ID])
+	require.Equal(t, []int64{3}, w.gaps(t, order))
+	require.Equal(t, []int64{3}, w.missing(t, order))
+	w.Exec(t, pgtest.CloseLetters("discarded", "true"))
+	require.Equal(t, []int64{3}, w.missing(t, order))
+
+	order, events = w.life(2) // the same of what waits for it
+	forged = events[1]
+	forged.ID = uuid.New()
+	w.Deliver(t, events[0], forged, events[2])
+	require.Equal(t, inbox.ClassGap, w.Classes(t)[events[2].ID])
+	require.Equal(t, []int64{2}, w.missing(t, order))
 }
 
 // TestFarAheadVersion is about an event that says a version which its order

@@ -45,7 +45,7 @@ type DeadLetterInsertParams struct {
 }
 
 // DeadLetterInsert stores a record that could not be applied, in the transaction
-// that would have applied it. The same record again changes nothing.
+// that would have applied it. The same record again changes nothing: 0.
 func (q *Queries) DeadLetterInsert(ctx context.Context, db DBTX, arg DeadLetterInsertParams) (int64, error) {
 	result, err := db.Exec(ctx, deadLetterInsert,
 		arg.ID,
@@ -129,56 +129,47 @@ func (q *Queries) DeadLetterListByAggregate(ctx context.Context, db DBTX, tenant
 	return items, nil
 }
 
-const deadLetterListForBatch = `-- name: DeadLetterListForBatch :many
-WITH held AS MATERIALIZED (
-  SELECT letter.tenant_id, letter.aggregate_id
-  FROM dead_letters AS letter
-  JOIN (SELECT DISTINCT unnest($1::uuid[]) AS tenant_id, unnest($2::uuid[]) AS aggregate_id) AS wanted
-    ON wanted.tenant_id = letter.tenant_id AND wanted.aggregate_id = letter.aggregate_id
-  WHERE letter.consumer = $3 AND letter.state = 'open' AND letter.aggregate_id IS NOT NULL
-    AND letter.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused')
-    AND letter.id <> ALL($4::uuid[])
-  ORDER BY letter.id
-  FOR SHARE OF letter
-), discarded AS (
-  SELECT letter.id, letter.consumer, letter.topic, letter.partition, letter."offset", letter.class, letter.detail, letter.state, letter.event_id, letter.event_type, letter.tenant_id, letter.aggregate_id, letter.aggregate_version, letter.record_hash, letter.record_key, letter.record_value, letter.record_headers, letter.record_time, letter.attempts, letter.first_failed_at, letter.last_failed_at FROM dead_letters AS letter
-  WHERE letter.state = 'discarded' AND letter.consumer = $3 AND letter.event_id = ANY($5::uuid[])
-  UNION
-  SELECT letter.id, letter.consumer, letter.topic, letter.partition, letter."offset", letter.class, letter.detail, letter.state, letter.event_id, letter.event_type, letter.tenant_id, letter.aggregate_id, letter.aggregate_version, letter.record_hash, letter.record_key, letter.record_value, letter.record_headers, letter.record_time, letter.attempts, letter.first_failed_at, letter.last_failed_at FROM dead_letters AS letter
-  JOIN (
-    SELECT unnest($6::text[]) AS topic, unnest($7::integer[]) AS partition,
-      unnest($8::bigint[]) AS first_offset, unnest($9::bigint[]) AS last_offset
-  ) AS span ON span.topic = letter.topic AND span.partition = letter.partition
-    AND letter."offset" BETWEEN span.first_offset AND span.last_offset
-  WHERE letter.state = 'discarded' AND letter.consumer = $3
-)
-SELECT DISTINCT
-  'held'::text AS what, held.tenant_id::uuid AS tenant_id, held.aggregate_id::uuid AS aggregate_id,
-  0::bigint AS aggregate_version, '00000000-0000-0000-0000-000000000000'::uuid AS event_id, ''::text AS event_type,
-  ''::text AS topic, 0::integer AS partition, 0::bigint AS record_offset, ''::bytea AS record_hash
-FROM held
-UNION ALL
+const deadLetterListDiscarded = `-- name: DeadLetterListDiscarded :many
 SELECT
-  'discarded', coalesce(tenant_id, '00000000-0000-0000-0000-000000000000'), coalesce(aggregate_id, '00000000-0000-0000-0000-000000000000'),
-  coalesce(aggregate_version, 0), coalesce(event_id, '00000000-0000-0000-0000-000000000000'), coalesce(event_type, ''),
-  topic, partition, "offset", record_hash
-FROM discarded
+  coalesce(letter.tenant_id, '00000000-0000-0000-0000-000000000000')::uuid AS tenant_id,
+  coalesce(letter.aggregate_id, '00000000-0000-0000-0000-000000000000')::uuid AS aggregate_id,
+  coalesce(letter.aggregate_version, 0)::bigint AS aggregate_version,
+  coalesce(letter.event_id, '00000000-0000-0000-0000-000000000000')::uuid AS event_id,
+  coalesce(letter.event_type, '')::text AS event_type,
+  letter.topic, letter.partition, letter."offset", letter.record_hash, letter.record_headers
+FROM (
+  SELECT by_event.id, by_event.consumer, by_event.topic, by_event.partition, by_event."offset", by_event.class, by_event.detail, by_event.state, by_event.event_id, by_event.event_type, by_event.tenant_id, by_event.aggregate_id, by_event.aggregate_version, by_event.record_hash, by_event.record_key, by_event.record_value, by_event.record_headers, by_event.record_time, by_event.attempts, by_event.first_failed_at, by_event.last_failed_at
+  FROM (SELECT DISTINCT unnest($1::uuid[]) AS event_id) AS wanted
+  CROSS JOIN LATERAL (
+    SELECT gone.id, gone.consumer, gone.topic, gone.partition, gone."offset", gone.class, gone.detail, gone.state, gone.event_id, gone.event_type, gone.tenant_id, gone.aggregate_id, gone.aggregate_version, gone.record_hash, gone.record_key, gone.record_value, gone.record_headers, gone.record_time, gone.attempts, gone.first_failed_at, gone.last_failed_at FROM dead_letters AS gone
+    WHERE gone.event_id = wanted.event_id AND gone.state = 'discarded' AND gone.consumer = $2
+    OFFSET 0
+  ) AS by_event
+  UNION ALL
+  SELECT by_place.id, by_place.consumer, by_place.topic, by_place.partition, by_place."offset", by_place.class, by_place.detail, by_place.state, by_place.event_id, by_place.event_type, by_place.tenant_id, by_place.aggregate_id, by_place.aggregate_version, by_place.record_hash, by_place.record_key, by_place.record_value, by_place.record_headers, by_place.record_time, by_place.attempts, by_place.first_failed_at, by_place.last_failed_at
+  FROM (
+    SELECT unnest($3::text[]) AS topic, unnest($4::integer[]) AS partition,
+      unnest($5::bigint[]) AS first_offset, unnest($6::bigint[]) AS last_offset
+  ) AS span
+  CROSS JOIN LATERAL (
+    SELECT gone.id, gone.consumer, gone.topic, gone.partition, gone."offset", gone.class, gone.detail, gone.state, gone.event_id, gone.event_type, gone.tenant_id, gone.aggregate_id, gone.aggregate_version, gone.record_hash, gone.record_key, gone.record_value, gone.record_headers, gone.record_time, gone.attempts, gone.first_failed_at, gone.last_failed_at FROM dead_letters AS gone
+    WHERE gone.topic = span.topic AND gone.partition = span.partition AND gone."offset" BETWEEN span.first_offset AND span.last_offset
+      AND gone.state = 'discarded' AND gone.consumer = $2
+    OFFSET 0
+  ) AS by_place
+) AS letter
 `
 
-type DeadLetterListForBatchParams struct {
-	TenantIds    []uuid.UUID
-	AggregateIds []uuid.UUID
-	Consumer     string
-	Trying       []uuid.UUID
+type DeadLetterListDiscardedParams struct {
 	EventIds     []uuid.UUID
+	Consumer     string
 	Topics       []string
 	Partitions   []int32
 	FirstOffsets []int64
 	LastOffsets  []int64
 }
 
-type DeadLetterListForBatchRow struct {
-	What             string
+type DeadLetterListDiscardedRow struct {
 	TenantID         uuid.UUID
 	AggregateID      uuid.UUID
 	AggregateVersion int64
@@ -186,26 +177,17 @@ type DeadLetterListForBatchRow struct {
 	EventType        string
 	Topic            string
 	Partition        int32
-	RecordOffset     int64
+	Offset           int64
 	RecordHash       []byte
+	RecordHeaders    []byte
 }
 
-// DeadLetterListForBatch is what dead letters have to say of a batch: the
-// aggregates that later events have to wait in (what is held), and what was
-// discarded, by its event or by its place on the topic. Letters that are being
-// tried again hold nothing.
-//
-// It keeps the letters that hold something as they are until the transaction ends,
-// locking them in the order of their ids. So whoever closes them, and applies what
-// waits behind them, comes before this batch or after it, and what is stored
-// behind them is never left behind nothing.
-func (q *Queries) DeadLetterListForBatch(ctx context.Context, db DBTX, arg DeadLetterListForBatchParams) ([]DeadLetterListForBatchRow, error) {
-	rows, err := db.Query(ctx, deadLetterListForBatch,
-		arg.TenantIds,
-		arg.AggregateIds,
-		arg.Consumer,
-		arg.Trying,
+// DeadLetterListDiscarded is what of a batch was discarded, by its event or by its
+// place on the topic.
+func (q *Queries) DeadLetterListDiscarded(ctx context.Context, db DBTX, arg DeadLetterListDiscardedParams) ([]DeadLetterListDiscardedRow, error) {
+	rows, err := db.Query(ctx, deadLetterListDiscarded,
 		arg.EventIds,
+		arg.Consumer,
 		arg.Topics,
 		arg.Partitions,
 		arg.FirstOffsets,
@@ -215,11 +197,10 @@ func (q *Queries) DeadLetterListForBatch(ctx context.Context, db DBTX, arg DeadL
 		return nil, err
 	}
 	defer rows.Close()
-	var items []DeadLetterListForBatchRow
+	var items []DeadLetterListDiscardedRow
 	for rows.Next() {
-		var i DeadLetterListForBatchRow
+		var i DeadLetterListDiscardedRow
 		if err := rows.Scan(
-			&i.What,
 			&i.TenantID,
 			&i.AggregateID,
 			&i.AggregateVersion,
@@ -227,9 +208,91 @@ func (q *Queries) DeadLetterListForBatch(ctx context.Context, db DBTX, arg DeadL
 			&i.EventType,
 			&i.Topic,
 			&i.Partition,
-			&i.RecordOffset,
+			&i.Offset,
 			&i.RecordHash,
+			&i.RecordHeaders,
 		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const deadLetterLockForBatch = `-- name: DeadLetterLockForBatch :many
+WITH found AS MATERIALIZED (
+  SELECT letter.id
+  FROM (SELECT DISTINCT unnest($2::uuid[]) AS tenant_id, unnest($3::uuid[]) AS aggregate_id) AS wanted
+  CROSS JOIN LATERAL (
+    SELECT held.id FROM dead_letters AS held
+    WHERE held.consumer = $4 AND held.tenant_id = wanted.tenant_id AND held.aggregate_id = wanted.aggregate_id
+      AND held.state = 'open' AND held.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused')
+    OFFSET 0
+  ) AS letter
+  UNION ALL
+  SELECT letter.id
+  FROM unnest($5::uuid[]) AS wanted (event_id)
+  CROSS JOIN LATERAL (
+    SELECT own.id FROM dead_letters AS own
+    WHERE own.event_id = wanted.event_id AND own.state = 'open' AND own.consumer = $4
+    OFFSET 0
+  ) AS letter
+)
+SELECT
+  coalesce(letter.tenant_id, '00000000-0000-0000-0000-000000000000')::uuid AS tenant_id,
+  coalesce(letter.aggregate_id, '00000000-0000-0000-0000-000000000000')::uuid AS aggregate_id,
+  letter.class
+FROM dead_letters AS letter
+WHERE letter.id = ANY(ARRAY(SELECT found.id FROM found)) AND letter.id <> ALL($1::uuid[]) AND letter.state = 'open'
+ORDER BY letter.id
+FOR SHARE OF letter
+`
+
+type DeadLetterLockForBatchParams struct {
+	Trying       []uuid.UUID
+	TenantIds    []uuid.UUID
+	AggregateIds []uuid.UUID
+	Consumer     string
+	EventIds     []uuid.UUID
+}
+
+type DeadLetterLockForBatchRow struct {
+	TenantID    uuid.UUID
+	AggregateID uuid.UUID
+	Class       string
+}
+
+// DeadLetterLockForBatch is the open dead letters that a batch has to do with:
+// those that hold one of its aggregates, so that later events have to wait, and
+// those of its own events. Letters that are being tried again hold nothing.
+//
+// It keeps them as they are until the transaction ends, locking them in the order
+// of their ids. So whoever closes them, and applies what waits behind them, comes
+// before this batch or after it, and what is stored behind them is never left
+// behind nothing. What was closed while this waited is seen by the next statement
+// only: DeadLetterListDiscarded is to come after it.
+//
+// Each aggregate and each event is looked up by itself, whatever the planner
+// believes of the table: the partial indexes are nearly always empty.
+func (q *Queries) DeadLetterLockForBatch(ctx context.Context, db DBTX, arg DeadLetterLockForBatchParams) ([]DeadLetterLockForBatchRow, error) {
+	rows, err := db.Query(ctx, deadLetterLockForBatch,
+		arg.Trying,
+		arg.TenantIds,
+		arg.AggregateIds,
+		arg.Consumer,
+		arg.EventIds,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []DeadLetterLockForBatchRow
+	for rows.Next() {
+		var i DeadLetterLockForBatchRow
+		if err := rows.Scan(&i.TenantID, &i.AggregateID, &i.Class); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

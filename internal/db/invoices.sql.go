@@ -627,14 +627,18 @@ func (q *Queries) VersionGapDeleteMany(ctx context.Context, db DBTX, tenantIds [
 }
 
 const versionGapGiveUp = `-- name: VersionGapGiveUp :many
-UPDATE version_gaps SET given_up_at = now(), given_up_by = $1, given_up_reason = $2
-WHERE order_id = $3 AND given_up_at IS NULL AND ($4::bigint IS NULL OR version = $4)
+INSERT INTO version_gap_decisions (tenant_id, order_id, version, noticed_at, reason, decided_by)
+SELECT gap.tenant_id, gap.order_id, gap.version, gap.noticed_at, $1, $2
+FROM version_gaps AS gap
+WHERE gap.order_id = $3 AND ($4::bigint IS NULL OR gap.version = $4)
+ORDER BY gap.tenant_id, gap.version
+ON CONFLICT DO NOTHING
 RETURNING tenant_id, order_id, version, noticed_at
 `
 
 type VersionGapGiveUpParams struct {
-	GivenUpBy *string
-	Reason    *string
+	Reason    string
+	DecidedBy string
 	OrderID   uuid.UUID
 	Version   *int64
 }
@@ -650,8 +654,8 @@ type VersionGapGiveUpRow struct {
 // are missing.
 func (q *Queries) VersionGapGiveUp(ctx context.Context, db DBTX, arg VersionGapGiveUpParams) ([]VersionGapGiveUpRow, error) {
 	rows, err := db.Query(ctx, versionGapGiveUp,
-		arg.GivenUpBy,
 		arg.Reason,
+		arg.DecidedBy,
 		arg.OrderID,
 		arg.Version,
 	)
@@ -687,7 +691,8 @@ FROM (
 WHERE NOT EXISTS (
   SELECT FROM dead_letters AS letter
   WHERE letter.tenant_id = missing.tenant_id AND letter.aggregate_id = missing.order_id
-    AND letter.aggregate_version = missing.version AND letter.consumer = $4)
+    AND letter.aggregate_version = missing.version AND letter.consumer = $4
+    AND letter.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused'))
 ORDER BY missing.tenant_id, missing.order_id, missing.version
 ON CONFLICT DO NOTHING
 `
@@ -700,7 +705,8 @@ type VersionGapInsertManyParams struct {
 }
 
 // VersionGapInsertMany notes versions that events have skipped. One that is a dead
-// letter of the consumer's is not missing.
+// letter of the consumer's is not missing, unless it is of a class whose events may
+// be anybody's (see missing_versions).
 func (q *Queries) VersionGapInsertMany(ctx context.Context, db DBTX, arg VersionGapInsertManyParams) error {
 	_, err := db.Exec(ctx, versionGapInsertMany,
 		arg.TenantIds,

@@ -303,11 +303,18 @@ type Tenant struct {
 }
 
 type VersionGap struct {
-	TenantID      uuid.UUID
-	OrderID       uuid.UUID
-	Version       int64
-	NoticedAt     time.Time
-	GivenUpAt     *time.Time
-	GivenUpBy     *string
-	GivenUpReason *string
+	TenantID  uuid.UUID
+	OrderID   uuid.UUID
+	Version   int64
+	NoticedAt time.Time
+}
+
+type VersionGapDecision struct {
+	TenantID  uuid.UUID
+	OrderID   uuid.UUID
+	Version   int64
+	NoticedAt time.Time
+	Reason    string
+	DecidedBy string
+	DecidedAt time.Time
 }

@@ -12,28 +12,99 @@ import (
 	"github.com/google/uuid"
 )
 
-const deadLetterListByEvents = `-- name: DeadLetterListByEvents :many
-SELECT event_id::uuid AS event_id, state
-FROM dead_letters
-WHERE consumer = $1 AND event_id = ANY($2::uuid[])
+const deadLetterListHeld = `-- name: DeadLetterListHeld :many
+SELECT DISTINCT letter.tenant_id::uuid AS tenant_id, letter.aggregate_id::uuid AS aggregate_id
+FROM dead_letters AS letter
+WHERE letter.consumer = $1 AND letter.state = 'open' AND letter.aggregate_id = ANY($2::uuid[])
+  AND letter.class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused')
 `
 
-type DeadLetterListByEventsRow struct {
-	EventID uuid.UUID
-	State   string
+type DeadLetterListHeldRow struct {
+	TenantID    uuid.UUID
+	AggregateID uuid.UUID
 }
 
-// DeadLetterListByEvents is what of some events a consumer could not apply.
-func (q *Queries) DeadLetterListByEvents(ctx context.Context, db DBTX, consumer string, eventIds []uuid.UUID) ([]DeadLetterListByEventsRow, error) {
-	rows, err := db.Query(ctx, deadLetterListByEvents, consumer, eventIds)
+// DeadLetterListHeld is which of some aggregates have a letter that later events
+// of theirs wait behind.
+func (q *Queries) DeadLetterListHeld(ctx context.Context, db DBTX, consumer string, aggregateIds []uuid.UUID) ([]DeadLetterListHeldRow, error) {
+	rows, err := db.Query(ctx, deadLetterListHeld, consumer, aggregateIds)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close()
-	var items []DeadLetterListByEventsRow
+	var items []DeadLetterListHeldRow
 	for rows.Next() {
-		var i DeadLetterListByEventsRow
-		if err := rows.Scan(&i.EventID, &i.State); err != nil {
+		var i DeadLetterListHeldRow
+		if err := rows.Scan(&i.TenantID, &i.AggregateID); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const deadLetterListOfRecords = `-- name: DeadLetterListOfRecords :many
+SELECT id, consumer, topic, partition, "offset", class, detail, state, event_id, event_type, tenant_id, aggregate_id, aggregate_version, record_hash, record_key, record_value, record_headers, record_time, attempts, first_failed_at, last_failed_at FROM dead_letters AS letter
+WHERE letter.consumer = $1 AND letter.id IN (
+  SELECT placed.id FROM dead_letters AS placed
+  JOIN (SELECT unnest($2::text[]) AS topic, unnest($3::integer[]) AS partition, unnest($4::bigint[]) AS record_offset) AS record
+    ON placed.topic = record.topic AND placed.partition = record.partition AND placed."offset" = record.record_offset
+  WHERE placed.consumer = $1
+  UNION
+  SELECT gone.id FROM dead_letters AS gone WHERE gone.state = 'discarded' AND gone.event_id = ANY($5::uuid[]))
+`
+
+type DeadLetterListOfRecordsParams struct {
+	Consumer   string
+	Topics     []string
+	Partitions []int32
+	Offsets    []int64
+	EventIds   []uuid.UUID
+}
+
+// DeadLetterListOfRecords is the letters of records, by their places on the topic,
+// and what was discarded of their events, wherever it lay.
+func (q *Queries) DeadLetterListOfRecords(ctx context.Context, db DBTX, arg DeadLetterListOfRecordsParams) ([]DeadLetter, error) {
+	rows, err := db.Query(ctx, deadLetterListOfRecords,
+		arg.Consumer,
+		arg.Topics,
+		arg.Partitions,
+		arg.Offsets,
+		arg.EventIds,
+	)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []DeadLetter
+	for rows.Next() {
+		var i DeadLetter
+		if err := rows.Scan(
+			&i.ID,
+			&i.Consumer,
+			&i.Topic,
+			&i.Partition,
+			&i.Offset,
+			&i.Class,
+			&i.Detail,
+			&i.State,
+			&i.EventID,
+			&i.EventType,
+			&i.TenantID,
+			&i.AggregateID,
+			&i.AggregateVersion,
+			&i.RecordHash,
+			&i.RecordKey,
+			&i.RecordValue,
+			&i.RecordHeaders,
+			&i.RecordTime,
+			&i.Attempts,
+			&i.FirstFailedAt,
+			&i.LastFailedAt,
+		); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
@@ -236,7 +307,8 @@ WHERE aggregate_type = 'order'
   AND tx_id < outbox_confirmed_xmin($1)
   AND occurred_at < $2
   AND NOT EXISTS (SELECT FROM processed_events AS p WHERE p.event_id = outbox_events.id AND p.consumer = $3)
-  AND NOT EXISTS (SELECT FROM dead_letters AS d WHERE d.event_id = outbox_events.id AND d.consumer = $3)
+  AND NOT EXISTS (SELECT FROM dead_letters AS d WHERE d.event_id = outbox_events.id AND d.consumer = $3
+    AND d.state <> 'resolved' AND d.class <> 'id-reused')
 ORDER BY tenant_id, aggregate_id, aggregate_version
 `
 
@@ -251,7 +323,9 @@ type OutboxFindUnappliedRow struct {
 }
 
 // OutboxFindUnapplied is what the relay has delivered some time ago and a consumer
-// of order.events has neither applied nor kept as a dead letter.
+// of order.events has neither applied nor kept as a dead letter. A letter that was
+// resolved says that the event was applied, and then there is a mark; one for a
+// reused id is another event's.
 func (q *Queries) OutboxFindUnapplied(ctx context.Context, db DBTX, relaySlot string, before time.Time, consumer string) ([]OutboxFindUnappliedRow, error) {
 	rows, err := db.Query(ctx, outboxFindUnapplied, relaySlot, before, consumer)
 	if err != nil {
@@ -270,6 +344,40 @@ func (q *Queries) OutboxFindUnapplied(ctx context.Context, db DBTX, relaySlot st
 			&i.EventType,
 			&i.OccurredAt,
 		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const outboxLastVersions = `-- name: OutboxLastVersions :many
+SELECT outbox_events.tenant_id, aggregate_id, max(aggregate_version)::bigint AS version
+FROM (SELECT DISTINCT unnest($1::uuid[]) AS tenant_id, unnest($2::uuid[]) AS order_id) AS wanted
+JOIN outbox_events ON outbox_events.tenant_id = wanted.tenant_id AND aggregate_id = order_id AND aggregate_type = 'order'
+GROUP BY outbox_events.tenant_id, aggregate_id
+`
+
+type OutboxLastVersionsRow struct {
+	TenantID    uuid.UUID
+	AggregateID uuid.UUID
+	Version     int64
+}
+
+// OutboxLastVersions is the last version of each of some orders that the outbox holds.
+func (q *Queries) OutboxLastVersions(ctx context.Context, db DBTX, tenantIds []uuid.UUID, orderIds []uuid.UUID) ([]OutboxLastVersionsRow, error) {
+	rows, err := db.Query(ctx, outboxLastVersions, tenantIds, orderIds)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []OutboxLastVersionsRow
+	for rows.Next() {
+		var i OutboxLastVersionsRow
+		if err := rows.Scan(&i.TenantID, &i.AggregateID, &i.Version); err != nil {
 			return nil, err
 		}
 		items = append(items, i)

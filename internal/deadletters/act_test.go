@@ -425,6 +425,12 @@ func TestDiscard(t *testing.T) {
 			for _, statement := range []string{
 				"UPDATE dead_letters SET state = 'open' WHERE state = 'discarded'",
 				"UPDATE dead_letters SET detail = 'never' WHERE state = 'discarded'",
+				"UPDATE dead_letters SET state = 'resolved' WHERE state = 'open'", // nobody has decided so
+				"UPDATE dead_letters SET state = 'discarded' WHERE state = 'open'",
+				`INSERT INTO dead_letter_decisions (id, dead_letter_id, action, outcome, decided_by)
+					SELECT uuidv7(), id, 'retried', 'applied', 'x' FROM dead_letters WHERE state = 'open'`, // and it is not
+				"DELETE FROM dead_letters",
+				"TRUNCATE dead_letters CASCADE",
 				"UPDATE dead_letter_decisions SET reason = 'another'",
 				"DELETE FROM dead_letter_decisions",
 				"TRUNCATE dead_letter_decisions",
@@ -497,6 +503,24 @@ func TestComesAgain(t *testing.T) {
 		w.Deliver(t, wrong)
 		w.discard(t, "sums wrong; the producer sends it again", wrong)
 		w.Deliver(t, paid) // the same id, put right
+		require.Equal(t, []uuid.UUID{paid.ID}, w.Applied(t))
+		w.requireSettled(t, order, 0)
+	})
+
+	t.Run("DiscardedWithAnotherSchemaVersionIsAnotherEvent", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+
+		order := w.order()
+		paid := order.Paid()
+		wrong := paid
+		wrong.SchemaVersion = 7
+		w.Deliver(t, wrong)
+		require.Equal(t, inbox.ClassUnknownSchema, w.Classes(t)[paid.ID])
+		w.discard(t, "no such schema; the producer sends it again", wrong)
+		w.Deliver(t, wrong)
+		require.Equal(t, 1, w.Counted(t, "discarded"))
+		w.Deliver(t, paid) // nothing but a header is another
 		require.Equal(t, []uuid.UUID{paid.ID}, w.Applied(t))
 		w.requireSettled(t, order, 0)
 	})

@@ -44,7 +44,7 @@ func (s *Service) GiveUp(ctx context.Context, orderID uuid.UUID, version int64, 
 		return nil, err
 	}
 	rows, err := db.New().VersionGapGiveUp(ctx, s.pool, db.VersionGapGiveUpParams{
-		OrderID: orderID, Version: pointer(version), GivenUpBy: &by, Reason: &reason,
+		OrderID: orderID, Version: pointer(version), DecidedBy: by, Reason: reason,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("give up missing versions: %w", err)

@@ -17,6 +17,8 @@ import (
 	"github.com/onceledger/onceledger/internal/factory"
 	"github.com/onceledger/onceledger/internal/inbox"
 	"github.com/onceledger/onceledger/internal/inbox/inboxtest"
+	"github.com/onceledger/onceledger/internal/pgtest"
+	"github.com/onceledger/onceledger/internal/postgres"
 )
 
 func TestList(t *testing.T) {
@@ -222,4 +224,36 @@ func TestWatch(t *testing.T) {
 	require.Equal(t, "none open", watch.Note(t.Context()))
 	requireMetric("onceledger_missing_versions", 0)
 	requireMetric("onceledger_dead_letters_open", 0)
+}
+
+// TestGiveUpIsOnRecord checks that who gave up a version, and why, is kept as it is
+// when the version comes all the same.
+func TestGiveUpIsOnRecord(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	order := w.order()
+	created, paid := order.Created(), order.Paid()
+	w.Deliver(t, paid)
+	given, err := w.letters.GiveUp(t.Context(), order.State.OrderID, 1, "somebody", "gone for good")
+	require.NoError(t, err)
+	require.Len(t, given, 1)
+	gaps, _, err := w.letters.Gaps(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, gaps)
+	given, err = w.letters.GiveUp(t.Context(), order.State.OrderID, 0, "another", "again")
+	require.NoError(t, err)
+	require.Empty(t, given)
+
+	w.Deliver(t, created)
+	require.Len(t, w.Applied(t), 2)
+	require.Empty(t, pgtest.Column[int64](t, w.Owner, "SELECT version FROM version_gaps"))
+	require.Equal(t, []string{"somebody: gone for good"}, pgtest.Column[string](t, w.Owner,
+		"SELECT decided_by || ': ' || reason FROM version_gap_decisions"))
+	for _, pool := range []string{"worker", ""} {
+		for _, statement := range []string{"UPDATE version_gap_decisions SET reason = 'x'", "DELETE FROM version_gap_decisions", "TRUNCATE version_gap_decisions"} {
+			_, err := w.DB.Pool(t, pool).Exec(t.Context(), statement)
+			require.Equal(t, "42501", postgres.Code(err), "%s as %q: %v", statement, pool, err)
+		}
+	}
 }

@@ -146,6 +146,54 @@ func TestRetryAndDelivery(t *testing.T) {
 		w.requireSettled(t, order, 1)
 	})
 
+	// The record itself comes again while its letter is closed.
+	for name, act := range map[string]func(*world, deadletters.Filter) error{
+		"TheDiscardedComesAgain": func(w *world, filter deadletters.Filter) error {
+			_, err := w.letters.Discard(t.Context(), filter, deadletters.Act{By: "test", Reason: "wrong"})
+			return err
+		},
+		"TheResolvedComesAgain": func(w *world, filter deadletters.Filter) error {
+			_, err := w.letters.Retry(t.Context(), filter, deadletters.Act{By: "test"})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorldOf(t, ordinary, ordinary)
+			w.refuse(t)
+			order := w.order()
+			payment := bad(order.Paid())
+			records := w.Deliver(t, payment)
+			w.mend(t)
+
+			var both sync.WaitGroup
+			var workerErr, operatorErr error
+			tx, err := w.Owner.Begin(t.Context())
+			require.NoError(t, err)
+			_, err = tx.Exec(t.Context(), "LOCK TABLE dead_letter_decisions IN SHARE MODE") // the operator stops before it
+			require.NoError(t, err)
+			both.Go(func() { operatorErr = act(w, deadletters.Filter{EventID: payment.ID}) })
+			w.Waiting(t)
+			both.Go(func() { workerErr = w.Process(t.Context(), records) })
+			require.Eventually(t, func() bool {
+				return len(pgtest.Column[int32](t, w.Owner,
+					"SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")) == 2
+			}, 20*time.Second, time.Millisecond)
+			require.NoError(t, tx.Rollback(t.Context()))
+			both.Wait()
+			require.NoError(t, errors.Join(workerErr, operatorErr))
+			if name == "TheDiscardedComesAgain" {
+				require.Empty(t, w.Applied(t))
+				require.Equal(t, []string{"discarded"}, w.states(t))
+				require.Equal(t, 1, w.Counted(t, "discarded"))
+			} else {
+				require.Len(t, w.Applied(t), 1)
+				require.Equal(t, []string{"resolved"}, w.states(t))
+				require.Equal(t, 1, w.Counted(t, "duplicate"))
+			}
+		})
+	}
+
 	t.Run("TwoOperators", func(t *testing.T) {
 		t.Parallel()
 		first, reached, goOn := stopped()

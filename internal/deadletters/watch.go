@@ -21,6 +21,10 @@ import (
 // the most.
 const watchEvery = 5 * time.Second
 
+// watchShare bounds what counting costs: it waits this many times as long as it
+// took, and less than a minute.
+const watchShare = 10
+
 // namedGaps is how many missing versions the log names one by one.
 const namedGaps = 20
 
@@ -77,9 +81,8 @@ func (w *Watch) Note(context.Context) string { return *w.note.Load() }
 
 // Run counts until ctx is done.
 func (w *Watch) Run(ctx context.Context) error {
-	ticker := time.NewTicker(watchEvery)
-	defer ticker.Stop()
 	for {
+		began := time.Now()
 		if err := w.Look(ctx); err != nil && ctx.Err() == nil {
 			w.config.Log.WarnContext(ctx, "dead letters not counted", "error", err)
 			text := "not counted: " + err.Error()
@@ -88,7 +91,7 @@ func (w *Watch) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C:
+		case <-time.After(max(watchEvery, watchShare*time.Since(began))):
 		}
 	}
 }

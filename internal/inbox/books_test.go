@@ -269,7 +269,7 @@ func TestReplay(t *testing.T) {
 	}
 	require.Len(t, c.DeadLetters(t), 1+2, "the undecodable payment, and two refunds without it")
 	before := c.Contents(t)
-	require.Len(t, before, 27, "every table")
+	require.Len(t, before, 28, "every table")
 
 	for _, size := range []int{1000, 7} {
 		for batch := range slices.Chunk(records, size) {

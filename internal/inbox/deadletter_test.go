@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -484,10 +486,10 @@ func TestParking(t *testing.T) {
 		w, order, bad := setup(t)
 
 		w.Deliver(t, bad, order.Paid())
-		w.Exec(t, "UPDATE dead_letters SET state = 'discarded' WHERE class = 'rule'")
+		w.Exec(t, pgtest.CloseLetters("discarded", "class = 'rule'"))
 		w.Deliver(t, order.Refunded(1))
 		require.Empty(t, w.effects(t), "it waits behind the parked one too")
-		w.Exec(t, "UPDATE dead_letters SET state = 'resolved' WHERE state = 'open'")
+		w.Exec(t, pgtest.CloseLetters("resolved", "true"))
 		last := order.Refunded(2)
 		w.Deliver(t, last)
 		require.Equal(t, ids(last), w.effects(t))
@@ -515,6 +517,74 @@ func TestParking(t *testing.T) {
 				AND class NOT IN ('undecodable', 'bad-id', 'too-old', 'future-id', 'id-reused')`, uuid.New()))
 		require.Contains(t, fmt.Sprint(plan), "dead_letters_parking_idx")
 	})
+}
+
+// TestLookupsOfManyLetters has as many letters as a bad week leaves: what a batch
+// asks of them is looked up one by one, also by the plan that is made once for all
+// batches.
+func TestLookupsOfManyLetters(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	tx, err := w.Owner.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	for _, statement := range []string{
+		"ALTER TABLE dead_letters DISABLE TRIGGER dead_letters_closed_by_decision",
+		`INSERT INTO dead_letters (id, consumer, topic, partition, "offset", class, detail, state, event_id, tenant_id, aggregate_id, aggregate_version,
+			record_hash, record_headers, record_time)
+		SELECT uuidv7(), 'billing', 'orders', 0, n, 'rule', '', (ARRAY['open', 'discarded', 'resolved'])[1 + n % 3], uuidv7(),
+			gen_random_uuid(), uuidv7(), 1, '', '[]', now() FROM generate_series(1, 9000) AS n`,
+		"ANALYZE dead_letters",
+	} {
+		_, err := tx.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	query := func(name string) string {
+		source, err := os.ReadFile("../db/inbox.sql.go")
+		require.NoError(t, err)
+		_, rest, found := strings.Cut(string(source), "-- name: "+name+" ")
+		require.True(t, found)
+		_, rest, _ = strings.Cut(rest, "\n")
+		text, _, found := strings.Cut(rest, "`")
+		require.True(t, found)
+		return text
+	}
+	for _, name := range []string{"DeadLetterLockForBatch", "DeadLetterListDiscarded"} {
+		_, err := tx.Exec(t.Context(), "PREPARE "+name+" AS "+query(name))
+		require.NoError(t, err)
+		types := pgtest.Column[string](t, tx, "SELECT unnest(parameter_types)::text FROM pg_prepared_statements WHERE name = lower($1)", name)
+		values := make([]string, len(types))
+		for i, kind := range types {
+			values[i] = "'{}'::" + kind
+			if !strings.HasSuffix(kind, "[]") {
+				values[i] = "'billing'"
+			}
+		}
+		for _, mode := range []string{"force_generic_plan", "force_custom_plan"} {
+			_, err = tx.Exec(t.Context(), "SET LOCAL plan_cache_mode = "+mode)
+			require.NoError(t, err)
+			plan := strings.Join(pgtest.Column[string](t, tx, "EXPLAIN EXECUTE "+name+" ("+strings.Join(values, ", ")+")"), "\n")
+			require.NotContains(t, plan, "Seq Scan on dead_letters", mode)
+			require.NotContains(t, plan, "dead_letters_record_key", mode)
+			require.Regexp(t, "dead_letters_(parking|discarded_event)_idx", plan, mode)
+			require.Regexp(t, "dead_letters_(open_event|discarded_place)_idx", plan, mode)
+		}
+	}
+}
+
+// TestDeadLetterNews checks that a record which is a dead letter already is neither
+// counted nor named as one again.
+func TestDeadLetterNews(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.handler.refuse = refuseMarked
+
+	bad := marked(w.order().Created(), inbox.ClassRule)
+	records := w.Deliver(t, bad)
+	w.DeliverRecords(t, records...)
+	require.Equal(t, 1, w.Counted(t, "rule"))
+	require.Zero(t, w.Counted(t, "parked"))
 }
 
 // TestDeadLetterNames checks that a dead letter says what is known of its event.

@@ -90,16 +90,17 @@ func (in *Inbox) sharesOf(records int) int {
 func (in *Inbox) settle(ctx context.Context, batch []*delivery) error {
 	return settle(batch, func(part []*delivery) (outcome, error) {
 		var result outcome
+		var stored []dead
 		err := postgres.InTx(ctx, in.conn, func(tx pgx.Tx) error {
 			var err error
 			if result, err = in.applyTx(ctx, tx, part, nil, nil); err == nil {
-				err = in.storeDeadTx(ctx, tx, result.dead)
+				stored, err = in.storeDeadTx(ctx, tx, result.dead)
 			}
 			crash.Point(crash.WorkerBeforeCommit)
 			return err
 		})
 		if err == nil {
-			in.report(ctx, result)
+			in.report(ctx, result, stored)
 			crash.Point(crash.WorkerCommittedNotStored)
 		}
 		return result, err
@@ -172,12 +173,14 @@ func (in *Inbox) sortOutTx(ctx context.Context, tx pgx.Tx, batch []*delivery, tr
 	return sorted, nil
 }
 
-func (in *Inbox) report(ctx context.Context, result outcome) {
+// report counts what became of a batch, and names the dead letters that it stored:
+// what is a dead letter already is no news.
+func (in *Inbox) report(ctx context.Context, result outcome, stored []dead) {
 	in.metrics.count("applied", len(result.fresh))
 	in.metrics.count("duplicate", len(result.duplicates))
 	in.metrics.count("skipped", len(result.skipped))
 	in.metrics.count("discarded", len(result.discarded))
-	for _, d := range result.dead {
+	for _, d := range stored {
 		in.metrics.count(string(d.fault.Class), 1)
 		in.log.WarnContext(ctx, "dead letter",
 			"class", d.fault.Class, "detail", d.fault.Detail,

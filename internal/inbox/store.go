@@ -20,12 +20,14 @@ import (
 
 // lettersTx reads what dead letters have to say of a batch: which of its
 // aggregates they hold, and which of its records were discarded, which it notes.
-// The letters being tried hold nothing.
+// The letters being tried hold nothing. The second statement sees what was
+// discarded while the first waited.
 func (in *Inbox) lettersTx(ctx context.Context, tx pgx.Tx, batch []*delivery, trying []uuid.UUID) (map[aggregate]bool, error) {
-	params := db.DeadLetterListForBatchParams{Consumer: in.consumer, Trying: trying}
+	lock := db.DeadLetterLockForBatchParams{Consumer: in.consumer, Trying: trying}
 	if trying == nil {
-		params.Trying = []uuid.UUID{} // null would be equal to nothing, and different from nothing
+		lock.Trying = []uuid.UUID{} // null would be equal to nothing, and different from nothing
 	}
+	params := db.DeadLetterListDiscardedParams{Consumer: in.consumer}
 	type partition struct {
 		topic  string
 		number int32
@@ -34,8 +36,8 @@ func (in *Inbox) lettersTx(ctx context.Context, tx pgx.Tx, batch []*delivery, tr
 	for _, d := range batch {
 		d.discarded = false
 		if d.event.AggregateID != uuid.Nil {
-			params.TenantIds = append(params.TenantIds, d.event.TenantID)
-			params.AggregateIds = append(params.AggregateIds, d.event.AggregateID)
+			lock.TenantIds = append(lock.TenantIds, d.event.TenantID)
+			lock.AggregateIds = append(lock.AggregateIds, d.event.AggregateID)
 		}
 		if d.event.ID != uuid.Nil {
 			params.EventIds = append(params.EventIds, d.event.ID)
@@ -52,55 +54,86 @@ func (in *Inbox) lettersTx(ctx context.Context, tx pgx.Tx, batch []*delivery, tr
 		params.FirstOffsets[at] = min(params.FirstOffsets[at], d.record.Offset)
 		params.LastOffsets[at] = max(params.LastOffsets[at], d.record.Offset)
 	}
-	rows, err := db.New().DeadLetterListForBatch(ctx, tx, params)
+	lock.EventIds = params.EventIds
+	open, err := db.New().DeadLetterLockForBatch(ctx, tx, lock)
 	if err != nil {
-		return nil, fmt.Errorf("read dead letters: %w", err)
+		return nil, fmt.Errorf("lock dead letters: %w", err)
+	}
+	discarded, err := db.New().DeadLetterListDiscarded(ctx, tx, params)
+	if err != nil {
+		return nil, fmt.Errorf("read what was discarded: %w", err)
 	}
 
-	blocked := make(map[aggregate]bool, len(rows))
-	var discarded []db.DeadLetterListForBatchRow
-	for _, row := range rows {
-		if row.What == "held" {
+	blocked := make(map[aggregate]bool, len(open))
+	for _, row := range open {
+		if Class(row.Class).parks() && row.AggregateID != uuid.Nil {
 			blocked[aggregate{row.TenantID, row.AggregateID}] = true
-		} else {
-			discarded = append(discarded, row)
 		}
 	}
 	if len(discarded) > 0 {
-		noteDiscarded(batch, discarded)
+		return blocked, noteDiscarded(batch, discarded)
 	}
 	return blocked, nil
 }
 
 // noteDiscarded finds the records that are what was discarded: the very record, or
-// another one with the same event, to the byte. An event that only has its id is
-// judged by itself.
-func noteDiscarded(batch []*delivery, discarded []db.DeadLetterListForBatchRow) {
+// another one with the same event, to the byte. Its headers count as far as they
+// say what the event is: a relay that sends twice may give another trace. An event
+// that only has its id is judged by itself.
+func noteDiscarded(batch []*delivery, discarded []db.DeadLetterListDiscardedRow) error {
 	type place struct {
 		topic     string
 		partition int32
 		offset    int64
 	}
-	at := make(map[place][]db.DeadLetterListForBatchRow)
-	of := make(map[uuid.UUID][]db.DeadLetterListForBatchRow)
+	type gone struct {
+		db.DeadLetterListDiscardedRow
+		headers       []event.Header
+		schemaVersion string
+	}
+	at := make(map[place][]gone)
+	of := make(map[uuid.UUID][]gone)
 	for _, row := range discarded {
-		key := place{row.Topic, row.Partition, row.RecordOffset}
-		at[key] = append(at[key], row)
-		of[row.EventID] = append(of[row.EventID], row)
+		headers, err := DecodeHeaders(row.RecordHeaders)
+		if err != nil {
+			return fmt.Errorf("read what was discarded: %w", err)
+		}
+		key, letter := place{row.Topic, row.Partition, row.Offset}, gone{row, headers, headerOf(headers, event.HeaderSchemaVersion)}
+		at[key] = append(at[key], letter)
+		of[row.EventID] = append(of[row.EventID], letter)
 	}
 	for _, d := range batch {
-		for _, row := range at[place{d.record.Topic, d.record.Partition, d.record.Offset}] {
-			d.discarded = d.discarded || bytes.Equal(row.RecordHash, hashRecord(d.record))
+		for _, letter := range at[place{d.record.Topic, d.record.Partition, d.record.Offset}] {
+			d.discarded = d.discarded || bytes.Equal(letter.RecordHash, hashRecord(d.record)) && sameHeaders(letter.headers, d.record.Headers)
 		}
 		if d.event.ID == uuid.Nil {
 			continue
 		}
-		for _, row := range of[d.event.ID] {
-			d.discarded = d.discarded || row.EventType == storable(string(d.event.Type)) &&
-				row.TenantID == d.event.TenantID && row.AggregateID == d.event.AggregateID &&
-				row.AggregateVersion == d.event.AggregateVersion && bytes.Equal(row.RecordHash, hashRecord(d.record))
+		for _, letter := range of[d.event.ID] {
+			d.discarded = d.discarded || letter.EventType == storable(string(d.event.Type)) &&
+				letter.TenantID == d.event.TenantID && letter.AggregateID == d.event.AggregateID &&
+				letter.AggregateVersion == d.event.AggregateVersion &&
+				letter.schemaVersion == headerOf(d.record.Headers, event.HeaderSchemaVersion) &&
+				bytes.Equal(letter.RecordHash, hashRecord(d.record))
 		}
 	}
+	return nil
+}
+
+func headerOf(headers []event.Header, key string) string {
+	for _, header := range headers {
+		if header.Key == key {
+			return string(header.Value)
+		}
+	}
+	return ""
+}
+
+// sameHeaders compares headers that were stored with a record's.
+func sameHeaders(stored, headers []event.Header) bool {
+	return slices.EqualFunc(stored, headers, func(a, b event.Header) bool {
+		return a.Key == storable(b.Key) && bytes.Equal(a.Value, b.Value)
+	})
 }
 
 // markTx marks events as applied and tells which were not marked before. Another
@@ -160,8 +193,9 @@ func (in *Inbox) fingerprintsTx(ctx context.Context, tx pgx.Tx, events []*delive
 }
 
 // storeDeadTx stores records that could not be applied, with their bytes as they
-// came. One that is stored already is left as it is.
-func (in *Inbox) storeDeadTx(ctx context.Context, tx pgx.Tx, letters []dead) error {
+// came, and returns those that were not there before. One that is stored already
+// is left as it is.
+func (in *Inbox) storeDeadTx(ctx context.Context, tx pgx.Tx, letters []dead) (stored []dead, err error) {
 	slices.SortStableFunc(letters, func(a, b dead) int { // so that their ids ascend as they came
 		return cmp.Or(cmp.Compare(a.record.Partition, b.record.Partition), cmp.Compare(a.record.Offset, b.record.Offset))
 	})
@@ -169,9 +203,9 @@ func (in *Inbox) storeDeadTx(ctx context.Context, tx pgx.Tx, letters []dead) err
 		record, e := letter.record, letter.event
 		headers, err := encodeHeaders(record.Headers)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		_, err = db.New().DeadLetterInsert(ctx, tx, db.DeadLetterInsertParams{
+		inserted, err := db.New().DeadLetterInsert(ctx, tx, db.DeadLetterInsertParams{
 			ID:               uuid.Must(uuid.NewV7()),
 			Consumer:         in.consumer,
 			Topic:            record.Topic,
@@ -191,10 +225,13 @@ func (in *Inbox) storeDeadTx(ctx context.Context, tx pgx.Tx, letters []dead) err
 			RecordTime:       storableTime(record.Time),
 		})
 		if err != nil {
-			return fmt.Errorf("store dead letter: %w", err)
+			return nil, fmt.Errorf("store dead letter: %w", err)
+		}
+		if inserted == 1 {
+			stored = append(stored, letter)
 		}
 	}
-	return nil
+	return stored, nil
 }
 
 // encodeHeaders keeps values byte for byte, and names as far as they are text.

@@ -75,7 +75,7 @@ func newMetrics(registerer prometheus.Registerer, consumer string) *metrics {
 	m := &metrics{
 		records: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "onceledger_inbox_records_total", ConstLabels: labels,
-			Help: "Records by what became of them: applied, duplicate, skipped, discarded, or the class of their dead letter.",
+			Help: "Records by what became of them: applied, duplicate, skipped, discarded, or the class of their new dead letter.",
 		}, []string{"outcome"}),
 		retried: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "onceledger_inbox_retried_letters_total", ConstLabels: labels,

@@ -170,7 +170,7 @@ func TestDropPartitions(t *testing.T) {
 			Table: "processed_events", Partition: "processed_events_" + day(-8),
 			Reason: "open-dead-letter", Detail: "1 dead letters of that day are open", Count: 2,
 		}}, kept)
-		o.exec("UPDATE dead_letters SET state = 'resolved'")
+		o.exec(pgtest.CloseLetters("resolved", "true"))
 		dropped, kept = o.drop()
 		require.Equal(t, []string{"processed_events_" + day(-8), "processed_events_" + day(-7)}, dropped)
 		require.Empty(t, kept)

@@ -59,6 +59,7 @@ func (m *member) flush() {
 // the offsets stay pending, and if this member dies or loses the partition, the
 // records are read again and the handler knows them.
 func (m *member) commit() {
+	origins := m.origins.all() // before the offsets (see topicIDs)
 	offsets := m.tracker.pending()
 	if m.transactor != nil { // its transactions have moved them already
 		m.tracker.committed(offsets)
@@ -70,7 +71,7 @@ func (m *member) commit() {
 	var partitions []kafka.TopicPartition
 	for place, offset := range offsets {
 		partitions = append(partitions, kafka.TopicPartition{
-			Topic: &place.topic, Partition: place.partition, Offset: kafka.Offset(offset),
+			Topic: &place.topic, Partition: place.partition, Offset: kafka.Offset(offset), Metadata: new(origins[place]),
 		})
 	}
 	if _, err := m.client.CommitOffsets(partitions); err != nil {

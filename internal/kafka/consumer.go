@@ -77,7 +77,12 @@ type Consumer struct {
 	inHand      atomic.Pointer[time.Time] // since when there is something in hand; nil when there is nothing
 	longInHand  time.Duration             // what is too long for that
 
-	fenced []time.Time // when, lately; only the member's goroutine touches it
+	topicIDs  *topicIDs
+	lookEvery time.Duration
+
+	// Only the member's goroutine touches these.
+	fenced []time.Time       // when, lately
+	told   map[string]string // by topic: the id of the new one that was told of
 }
 
 // NewConsumer makes a consumer, which joins its group in Run.
@@ -90,7 +95,7 @@ func NewConsumer(config ConsumerConfig) (*Consumer, error) {
 	if config.OnCommitted == nil {
 		config.OnCommitted = func() {}
 	}
-	c := &Consumer{config: config, longInHand: longInHand}
+	c := &Consumer{config: config, longInHand: longInHand, topicIDs: newTopicIDs(), lookEvery: lookEvery, told: make(map[string]string)}
 	var err error
 	c.metrics, err = newConsumerMetrics(config.Metrics, config.Group, func() float64 { return c.inHandFor().Seconds() })
 	if err != nil {
@@ -120,16 +125,33 @@ func (c *Consumer) Run(ctx context.Context, handle Handler) error {
 
 // runMembers makes a handler for each membership, one after the other.
 func (c *Consumer) runMembers(ctx context.Context, handler func(*member) Handler) error {
+	watchCtx, cancel := context.WithCancel(ctx)
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		c.watchTopics(watchCtx)
+	}()
+	defer func() {
+		cancel()
+		select {
+		case <-watching:
+		case <-time.After(patience): // nobody answers it
+		}
+	}()
+	c.topicIDs.await(ctx)
 	for {
 		member, err := c.join()
 		if err != nil {
 			return fmt.Errorf("join consumer group %s: %w", c.config.Group, err)
 		}
 		err = member.run(ctx, handler(member))
-		if !errors.Is(err, errExpelled) {
+		if !joinsAgain(err) {
 			return err
 		}
 		c.config.Log.Warn("joining again", "error", err)
+		if errors.Is(err, errStartOver) {
+			c.leaveForGood(ctx)
+		}
 	}
 }
 
@@ -194,6 +216,7 @@ func (c *Consumer) join() (*member, error) {
 		Consumer: c,
 		client:   client,
 		tracker:  newTracker(),
+		origins:  &origins{ids: make(map[place]string)},
 		applied:  make(chan struct{}, 1),
 		flushes:  make(chan chan struct{}),
 		stop:     make(chan struct{}),

@@ -14,6 +14,7 @@ type consumerMetrics struct {
 	batchSeconds   prometheus.Histogram
 	retries        prometheus.Counter
 	commitFailures prometheus.Counter
+	remade         prometheus.Counter
 	rebalances     *prometheus.CounterVec
 	paused         prometheus.Gauge
 	lag            *prometheus.GaugeVec
@@ -37,6 +38,7 @@ func newConsumerMetrics(registerer prometheus.Registerer, group string, inHand f
 		batchSeconds:   prometheus.NewHistogram(histogram("onceledger_consumer_batch_seconds", "Time the handler took for an applied batch.", prometheus.ExponentialBuckets(0.001, 2, 16))),
 		retries:        prometheus.NewCounter(counter("onceledger_consumer_retries_total", "Attempts at a batch that failed and were put off.")),
 		commitFailures: prometheus.NewCounter(counter("onceledger_consumer_commit_failures_total", "Commits of offsets that failed; the records may be read again.")),
+		remade:         prometheus.NewCounter(counter("onceledger_consumer_topics_remade_total", "Topics found to have been deleted and made again; they are read from their beginning.")),
 		rebalances:     prometheus.NewCounterVec(counter("onceledger_consumer_rebalances_total", "Partitions assigned, revoked (in order) or lost (without a say)."), []string{"kind"}),
 		paused:         prometheus.NewGauge(gauge("onceledger_consumer_paused", "1 while a batch waits for another attempt and nothing else is read.")),
 		lag:            prometheus.NewGaugeVec(gauge("onceledger_consumer_lag_records", "Records after the last applied one, as of the last fetch."), []string{"topic", "partition"}),
@@ -46,7 +48,7 @@ func newConsumerMetrics(registerer prometheus.Registerer, group string, inHand f
 		return m, nil
 	}
 	for _, collector := range []prometheus.Collector{
-		m.records, m.batchRecords, m.batchSeconds, m.retries, m.commitFailures, m.rebalances, m.paused, m.lag, m.inHand,
+		m.records, m.batchRecords, m.batchSeconds, m.retries, m.commitFailures, m.remade, m.rebalances, m.paused, m.lag, m.inHand,
 	} {
 		if err := registerer.Register(collector); err != nil {
 			return nil, err

@@ -28,6 +28,7 @@ type member struct {
 	*Consumer
 	client  *kafka.Consumer
 	tracker *tracker
+	origins *origins
 	end     error // why the membership cannot go on
 
 	// The group goes on without this member, or will have by the time it asks.
@@ -79,6 +80,7 @@ func (m *member) run(ctx context.Context, handle Handler) error {
 	for ctx.Err() == nil && m.end == nil {
 		m.read()
 		m.work(ctx, handlerCtx, handle)
+		m.checkTopics()
 	}
 	return m.end
 }
@@ -241,8 +243,9 @@ func (m *member) rebalanced(client *kafka.Consumer, change kafka.Event) error {
 	case kafka.AssignedPartitions:
 		m.metrics.rebalances.WithLabelValues("assigned").Inc()
 		m.config.Log.Info("partitions assigned", "partitions", change.String())
-		m.tracker.assign(places(change.Partitions))
-		err = client.IncrementalAssign(change.Partitions)
+		partitions := m.begin(change.Partitions)
+		m.tracker.assign(places(partitions))
+		err = client.IncrementalAssign(partitions)
 		// The client remembers a pause from when a partition was last ours.
 		m.applyPaused(change.Partitions)
 		m.joined.Store(true)
@@ -280,7 +283,7 @@ func (m *member) leave(committing *sync.WaitGroup) {
 	crash.Point(crash.WorkerEndingNotLeft)
 	m.joined.Store(false)
 	close(m.stop)
-	if m.end != nil && !errors.Is(m.end, errExpelled) {
+	if m.end != nil && !joinsAgain(m.end) {
 		return
 	}
 	left := make(chan error, 1)

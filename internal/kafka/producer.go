@@ -1,14 +1,19 @@
 package kafka
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/confluentinc/confluent-kafka-go/v2/kafka"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/onceledger/onceledger/internal/event"
 )
@@ -22,7 +27,7 @@ type ProducerConfig struct {
 	Log      *slog.Logger
 
 	// Delivered is told, by its seq, that the broker has a record, or why it
-	// has not: see Refused.
+	// has not: see Refused. After an error the Producer is done.
 	Delivered func(seq uint64, err error)
 	// Reachable is told when no broker answers any more (an error) and when
 	// one does again (nil).
@@ -38,13 +43,14 @@ type ProducerConfig struct {
 // Within its lifetime the broker drops what it sends again by itself
 // (idempotence); a new Producer knows nothing of the old one's records.
 //
-// A broker that is away is waited for without end. When a record is refused the
-// Producer is done: what comes behind it fails too, whatever it is, and its
-// user closes it and starts over with another.
+// A broker that is away is waited for without end. When a record is refused, or a
+// topic was deleted and made again, the Producer is done: what comes behind fails
+// too, whatever it is, and its user closes it and starts over with another.
 type Producer struct {
 	config  ProducerConfig
 	client  *kafka.Producer
 	topics  map[string]*string
+	names   sync.Map       // of topics, for watchTopics
 	headers []kafka.Header // reused: the client copies them
 	down    chan error     // brokers may be away
 	closed  chan struct{}
@@ -57,9 +63,7 @@ const queueKilobytes = 128 << 10
 
 // NewProducer makes a producer. It does not wait for the brokers.
 func NewProducer(config ProducerConfig) (*Producer, error) {
-	if config.TopicTimeout == 0 {
-		config.TopicTimeout = 10 * time.Second
-	}
+	config.TopicTimeout = cmp.Or(config.TopicTimeout, 10*time.Second)
 	client, err := kafka.NewProducer(&kafka.ConfigMap{
 		"bootstrap.servers": config.Brokers,
 		"client.id":         config.ClientID,
@@ -106,6 +110,7 @@ func NewProducer(config ProducerConfig) (*Producer, error) {
 	}
 	p.workers.Go(p.readEvents)
 	p.workers.Go(p.watchBrokers)
+	p.workers.Go(p.watchTopics)
 	return p, nil
 }
 
@@ -116,6 +121,7 @@ func (p *Producer) Publish(record event.Record, seq uint64) error {
 	if !known {
 		topic = &record.Topic
 		p.topics[record.Topic] = topic
+		p.names.Store(record.Topic, struct{}{})
 	}
 	p.headers = p.headers[:0]
 	for _, header := range record.Headers {
@@ -206,6 +212,64 @@ func (p *Producer) watchBrokers() {
 			}
 		}
 	}
+}
+
+// watchTopics fails the producer when one of its topics was deleted and made again.
+// The client would go on, but not always: a partition's leaders are counted anew
+// with the topic, and where it knows a later one it takes the news for old, asks
+// the wrong broker, and records wait without end.
+func (p *Producer) watchTopics() {
+	client, err := kgo.NewClient(kgo.SeedBrokers(strings.Split(p.config.Brokers, ",")...), kgo.ClientID("onceledger-admin"))
+	if err != nil {
+		p.config.Log.Error("topics are not watched for being made anew", "error", err)
+		return
+	}
+	defer client.Close()
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // its life is the Producer's, which Close ends
+	go func() {
+		<-p.closed
+		cancel()
+	}()
+	known := make(map[string]string)
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if topic := p.remade(ctx, kadm.NewClient(client), known); topic != "" {
+			p.config.Delivered(0, fmt.Errorf("topic %s was deleted and made again: what it has not is sent by another producer", topic))
+			return
+		}
+	}
+}
+
+// remade is a topic whose id is not the one known of it, if there is one.
+func (p *Producer) remade(ctx context.Context, admin *kadm.Client, known map[string]string) string {
+	var names []string
+	p.names.Range(func(name, _ any) bool {
+		names = append(names, name.(string))
+		return true
+	})
+	if len(names) == 0 {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*patience)
+	defer cancel()
+	present, err := readTopicIDs(ctx, admin, names)
+	if err != nil {
+		p.config.Log.Debug("ids of topics not read", "error", err)
+		return ""
+	}
+	for topic, id := range present {
+		if was := known[topic]; was != "" && was != id {
+			return topic
+		}
+		known[topic] = id
+	}
+	return ""
 }
 
 // RefusedError says that the broker will not take a record however often it is

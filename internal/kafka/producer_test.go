@@ -227,3 +227,27 @@ func noise(size int) []byte {
 	}
 	return noise
 }
+
+// TestTopicIsMadeAnewUnderAProducer: the producer is done, whatever its client makes
+// of the new topic, and says so.
+func TestTopicIsMadeAnewUnderAProducer(t *testing.T) {
+	t.Parallel()
+
+	broker := kafkatest.New(t)
+	topic := broker.Topic(t, 1)
+	producer, seen := newProducer(t, broker.Brokers())
+	require.NoError(t, producer.Publish(recordFor(topic, "a", "a"), 1))
+	seen.waitFor(t, 1)
+
+	// Again and again: what it has not looked at yet, it cannot miss.
+	var err error
+	require.Eventually(t, func() bool {
+		require.NoError(t, broker.DeleteTopic(topic))
+		require.NoError(t, broker.CreateTopic(topic, 1, nil))
+		err, _ = seen.of(0)
+		return err != nil
+	}, 30*time.Second, time.Second)
+	require.ErrorContains(t, err, "topic "+topic+" was deleted and made again")
+	var refused *kafka.RefusedError
+	require.NotErrorAs(t, err, &refused, "starting over helps")
+}

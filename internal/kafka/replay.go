@@ -234,6 +234,7 @@ type loader struct {
 
 func (t *Transactor) openLoader(ctx context.Context, m *member, partitions []int32) (*loader, error) {
 	l := &loader{partitions: partitions, sources: make(map[int32]transact.Source)}
+	origins := m.origins.all() // before the offsets (see topicIDs)
 	var sources []place
 	var states []place
 	var wanted []kafka.TopicPartition
@@ -263,7 +264,8 @@ func (t *Transactor) openLoader(ctx context.Context, m *member, partitions []int
 		if at.Error != nil {
 			return nil, fmt.Errorf("read offset of group %s in %s[%d]: %w", t.config.Group, *at.Topic, at.Partition, at.Error)
 		}
-		source := transact.Source{Committed: int64(at.Offset), First: first[place{t.source, at.Partition}]}
+		source := transact.Source{Committed: int64(at.Offset), First: first[place{t.source, at.Partition}],
+			Topic: origins[place{t.source, at.Partition}]}
 		if at.Offset < 0 {
 			source.Committed = -1
 		}

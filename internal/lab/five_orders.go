@@ -47,8 +47,15 @@ func (r *room) fiveOrders(ctx context.Context, way, order string) error {
 	if err := r.db.QueryRow(ctx, "SELECT count(*) FROM order_invoices").Scan(&total); err != nil {
 		return fmt.Errorf("count invoices: %w", err)
 	}
-	r.line("%d orders paid, %d invoices", events, total)
+	r.line("%s paid, %s", counted(events, "order"), counted(total, "invoice"))
 	return nil
+}
+
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // publishOrders writes OrderPaid for order-1 to order-n.

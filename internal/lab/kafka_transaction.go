@@ -102,7 +102,7 @@ func runKafkaTransaction(ctx context.Context, r *room) error {
 	}
 	r.why("a transaction is written to the log as it goes and only its end says whether it counts, so a reader of committed " +
 		"records can go no further than the first that is open; its timeout is how long one dead producer may hold up everybody, " +
-		"and the default reader (read_uncommitted) does not wait and takes what was aborted.")
+		"and a reader of uncommitted records, which Kafka's own client is unless it is told otherwise, does not wait and takes what was aborted.")
 	return nil
 }
 
@@ -133,7 +133,7 @@ func (r *room) seen(ctx context.Context) error {
 		name  string
 		level kgo.IsolationLevel
 		end   int64
-	}{{"read_uncommitted (the default)", kgo.ReadUncommitted(), high}, {"read_committed", kgo.ReadCommitted(), stable}} {
+	}{{"read_uncommitted (not waiting)", kgo.ReadUncommitted(), high}, {"read_committed", kgo.ReadCommitted(), stable}} {
 		records, err := r.records(ctx, "balances", reader.level)
 		if err != nil {
 			return err

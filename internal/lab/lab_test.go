@@ -285,5 +285,5 @@ func TestKeep(t *testing.T) {
 	require.Len(t, kept, 1)
 	require.Contains(t, string(said), "kept: "+kept[0])
 	require.DirExists(t, filepath.Join(kept[0], "postgres", "data"))
-	require.Contains(t, string(said), "1 orders paid, 0 invoices")
+	require.Contains(t, string(said), "1 order paid, 0 invoices")
 }

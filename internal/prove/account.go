@@ -62,7 +62,8 @@ type auditor struct {
 	violations []Violation
 	byOrder    map[string][]bookEvent // the outbox's events of orders
 	byID       map[string]bookEvent
-	tenant     map[string]int // by id
+	tenant     map[string]int    // by id
+	refundBy   map[string]string // the refund that an event is of
 }
 
 // audit holds against each other what the clients know, what is in the tables and
@@ -70,7 +71,10 @@ type auditor struct {
 func audit(e evidence) (Conservation, []Violation) {
 	e.known.mutex.Lock()
 	defer e.known.mutex.Unlock()
-	a := &auditor{evidence: e, byOrder: make(map[string][]bookEvent), byID: make(map[string]bookEvent), tenant: make(map[string]int)}
+	a := &auditor{
+		evidence: e, byOrder: make(map[string][]bookEvent), byID: make(map[string]bookEvent), tenant: make(map[string]int),
+		refundBy: make(map[string]string),
+	}
 	for i, id := range e.tenants {
 		a.tenant[id] = i
 	}
@@ -86,6 +90,7 @@ func audit(e evidence) (Conservation, []Violation) {
 	a.records()
 	a.applied()
 	a.documents()
+	a.contents()
 	a.ledger()
 	a.sums()
 	a.letters()
@@ -130,10 +135,10 @@ func (a *auditor) orders() {
 		}
 		p := known.placed
 		if stored.Net != p.Net || stored.Tax != p.Tax || stored.Total != p.Total || stored.Currency != p.Currency ||
-			stored.Customer != p.Customer || stored.Email != p.Email || stored.Lines != int64(len(p.Lines)) || stored.LinesNet != p.Net {
+			stored.Customer != p.Customer || stored.Email != p.Email || stored.Lines != int64(known.asked.Count) || stored.LinesNet != p.Net {
 			at.Invariant, at.Kind = "I4", "wrong amount"
 			a.violate(at, "order %s was answered as %d + %d = %d %s in %d lines, and is stored as %d + %d = %d %s in %d lines of %d",
-				id, p.Net, p.Tax, p.Total, p.Currency, len(p.Lines), stored.Net, stored.Tax, stored.Total, stored.Currency, stored.Lines, stored.LinesNet)
+				id, p.Net, p.Tax, p.Total, p.Currency, known.asked.Count, stored.Net, stored.Tax, stored.Total, stored.Currency, stored.Lines, stored.LinesNet)
 		}
 		w := known.wanted()
 		for refund, answered := range w.refunds {
@@ -265,10 +270,10 @@ func (a *auditor) records() {
 			case first == nil:
 				at.Invariant, at.Kind = "I1", "not on the topic"
 				a.violate(at, "event %s (%s, version %d of %s) is committed and is not on %s", e.ID, e.Type, e.Version, e.Aggregate, topic)
-			case first.aggregate != e.Aggregate || first.kind != e.Type || first.version != e.Version || first.tenant != e.Tenant || first.value != e.Payload:
+			case first.aggregate != e.Aggregate || first.kind != e.Type || first.version != e.Version || first.tenant != e.Tenant || first.value != e.Payload || first.occurred != e.Occurred:
 				at.Invariant, at.Kind = "I2", "two contents"
-				a.violate(at, "event %s is %s, version %d of %s, of tenant %s in the outbox, and at %v it is %s, version %d of %s, of tenant %s (the same payload: %t)",
-					e.ID, e.Type, e.Version, e.Aggregate, e.Tenant, first.places, first.kind, first.version, first.aggregate, first.tenant, first.value == e.Payload)
+				a.violate(at, "event %s is %s, version %d of %s, of tenant %s, of %s in the outbox, and at %v it is %s, version %d of %s, of tenant %s, of %s (the same payload: %t)",
+					e.ID, e.Type, e.Version, e.Aggregate, e.Tenant, dated(e.Occurred), first.places, first.kind, first.version, first.aggregate, first.tenant, dated(first.occurred), first.value == e.Payload)
 			}
 		}
 		for id, first := range seen.first {
@@ -551,39 +556,78 @@ func union(one, other map[account]*big.Int) map[account]bool {
 }
 
 // letters requires the dead letters that the cells have asked for, and no others.
+// They are known by the record's number: in a topic that was made anew another
+// record may lie in its place.
 func (a *auditor) letters() {
-	wanted := make(map[Place]string)
+	wanted := make(map[int]*injection)
 	for number, injection := range a.known.injections {
-		if injection.want.DeadLetter == "" {
-			continue
+		seen := a.topics[event.OrderEvents]
+		sent := injection.place != nil || seen != nil && len(seen.injected[number]) > 0
+		if injection.want.DeadLetter != "" && sent { // else prove died before it was sent
+			wanted[number] = injection
 		}
-		place := injection.place
-		if seen := a.topics[event.OrderEvents]; place == nil && seen != nil && len(seen.injected[number]) > 0 {
-			place = &seen.injected[number][0]
-		}
-		if place == nil {
-			continue // prove died before it was sent
-		}
-		wanted[*place] = injection.want.DeadLetter
 	}
 	for _, letter := range a.books.letters {
-		class, ok := wanted[letter.Place]
-		at := Violation{Order: letter.Order, Events: []string{letter.Event}}
+		injection := wanted[letter.Injected]
+		at := Violation{Invariant: "I1", Kind: "dead letter", Order: letter.Order, Events: []string{letter.Event}}
 		if letter.Event == "" {
 			at.Events = nil
 		}
 		switch {
-		case !ok:
-			at.Invariant, at.Kind = "I1", "dead letter"
+		case injection == nil && a.parked(letter):
+		case injection == nil:
 			a.violate(at, "the record at %s (event %s of order %s) is dead letter %s: %s: %s", letter.Place, letter.Event, letter.Order, letter.ID, letter.Class, letter.Detail)
-		case class != letter.Class:
-			at.Invariant, at.Kind = "I1", "dead letter"
-			a.violate(at, "the record at %s must be a dead letter %q, and is %q: %s", letter.Place, class, letter.Class, letter.Detail)
+		case injection.want.DeadLetter != letter.Class:
+			a.violate(at, "the record at %s must be a dead letter %q, and is %q: %s", letter.Place, injection.want.DeadLetter, letter.Class, letter.Detail)
+		case injection.place != nil && *injection.place != letter.Place:
+			a.violate(at, "the record at %s is dead letter %s, and is said to be at %s", *injection.place, letter.ID, letter.Place)
 		}
-		delete(wanted, letter.Place)
+		delete(wanted, letter.Injected)
 	}
-	for place, class := range wanted {
-		a.violate(Violation{Invariant: "I1", Kind: "no dead letter"}, "the record at %s must be a dead letter %q, and is none", place, class)
+	for number, injection := range wanted {
+		a.violate(Violation{Invariant: "I1", Kind: "no dead letter"}, "injected record %d (of %s) must be a dead letter %q, and is none", number, injection.cell, injection.want.DeadLetter)
+	}
+	a.parking()
+}
+
+// parked reports whether a letter is an order's event that had to wait, and has.
+func (a *auditor) parked(letter bookLetter) bool {
+	e := a.byID[letter.Event]
+	if letter.Class != "parked" || letter.State != "resolved" || e.Version < 2 {
+		return false
+	}
+	for _, injection := range a.known.injections {
+		if injection.want.Parks != "" && injection.want.Parks == e.Aggregate {
+			return true
+		}
+	}
+	return false
+}
+
+// parking requires that what came of an order after a poisoned event has waited
+// behind it: that each event was a parked letter, and that the poisoned one is
+// discarded.
+func (a *auditor) parking() {
+	waited := make(map[string]bool)
+	discarded := make(map[int]bool)
+	for _, letter := range a.books.letters {
+		waited[letter.Event] = waited[letter.Event] || letter.Class == "parked"
+		discarded[letter.Injected] = letter.State == "discarded"
+	}
+	for number, injection := range a.known.injections {
+		order := injection.want.Parks
+		if order == "" || injection.place == nil {
+			continue
+		}
+		if !discarded[number] {
+			a.violate(Violation{Invariant: "I1", Kind: "dead letter", Order: order}, "the dead letter of injected record %d (of %s) is not discarded", number, injection.cell)
+		}
+		for _, e := range a.byOrder[order] {
+			if e.Version > 1 && !waited[e.ID] {
+				a.violate(Violation{Invariant: "I6", Kind: "not parked", Order: order, Events: []string{e.ID}},
+					"event %s (%s, version %d of order %s) came behind a dead letter of its order and did not wait for it", e.ID, e.Type, e.Version, order)
+			}
+		}
 	}
 }
 

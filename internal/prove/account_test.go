@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/big"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -33,14 +34,20 @@ type service struct {
 	entries []entry
 	ops     int64
 	now     int64
+	rates   map[int]string // of each order's one line
 }
+
+// Times are microseconds since 1970: order n is placed, paid and cancelled in its
+// own hundred.
+func at(micros int64) time.Time { return time.UnixMicro(micros).UTC() }
+func paidAt(n int) int64        { return int64(n*100 + 2) }
 
 // soundService has four orders: 1 is paid and given back in two parts, 2 is paid
 // without tax by the other tenant, 3 is cancelled after it was refused to be paid
 // twice, 4 is left alone.
 func soundService(t *testing.T) *service {
 	t.Helper()
-	s := &service{t: t, evidence: evidence{
+	s := &service{t: t, rates: make(map[int]string), evidence: evidence{
 		known: newKnown(), tenants: testTenants, lag: map[string]int64{"billing": 0, "balances": 0},
 		books: &books{
 			orders: make(map[string]bookOrder), payments: make(map[string]bookPayment), refunds: make(map[string]bookRefund),
@@ -49,6 +56,7 @@ func soundService(t *testing.T) *service {
 		topics:   map[string]*topicSeen{event.OrderEvents: {first: make(map[string]*firstSeen)}, event.BillingEvents: {first: make(map[string]*firstSeen)}},
 		balances: make(map[account]*big.Int), answered: make(map[account]int64),
 	}}
+	s.books.at = 10_000
 	s.placed(1, 0, 1000, "0.19")
 	s.paid(1)
 	s.refunded(1, 1, 595, 500, 95)
@@ -70,7 +78,7 @@ func (s *service) ask(r request, status int, body any) int64 {
 	text, err := json.Marshal(body)
 	require.NoError(s.t, err)
 	s.write(entry{Kind: entrySend, Op: s.ops, Attempt: 1, Request: &r})
-	s.write(entry{Kind: entryAnswer, Op: s.ops, Attempt: 1, Answer: &answer{Status: status, Body: string(text)}})
+	s.write(entry{Kind: entryAnswer, Op: s.ops, Attempt: 1, Answer: &answer{Status: status, Location: locationOf(r, read(answer{Status: status, Body: string(text)})), ContentType: "application/json", Body: string(text)}})
 	return s.ops
 }
 
@@ -91,10 +99,12 @@ func (s *service) body(n int) map[string]any {
 	o := s.books.orders[orderID(n)]
 	body := map[string]any{
 		"id": orderID(n), "status": o.Status, "version": o.Version, "currency": o.Currency, "customer_id": o.Customer, "customer_email": o.Email,
-		"lines": []any{map[string]any{"net_amount": o.Net}}, "net_amount": o.Net, "tax_amount": o.Tax, "total_amount": o.Total, "refunded_amount": o.Refunded,
+		"lines":      []any{map[string]any{"sku": "book", "description": "A book", "quantity": 1, "unit_amount": o.Net, "net_amount": o.Net, "tax_rate": s.rates[n]}},
+		"taxes":      []any{map[string]any{"rate": s.rates[n], "net_amount": o.Net, "tax_amount": o.Tax}},
+		"created_at": at(o.Created), "net_amount": o.Net, "tax_amount": o.Tax, "total_amount": o.Total, "refunded_amount": o.Refunded,
 	}
 	if o.Status == "paid" {
-		body["payment"] = map[string]any{"reference": "pi-" + orderID(n), "amount": o.Total}
+		body["payment"] = map[string]any{"reference": "pi-" + orderID(n), "amount": o.Total, "paid_at": at(paidAt(n))}
 	}
 	return body
 }
@@ -114,7 +124,10 @@ func (s *service) placed(n, tenant int, net int64, rate string) {
 	s.books.orders[orderID(n)] = bookOrder{
 		Tenant: testTenants[tenant], Status: "created", Currency: "EUR", Version: 1, Net: net, Tax: tax, Total: net + tax,
 		Lines: 1, LinesNet: net, Customer: "c", Email: "a@example.com",
+		Contents: digestOf{}.line("book", "A book", 1, net, net, millionths(rate)), Metadata: metadataOf([]byte("{}")),
+		Taxes: []taxPart{{millionths(rate), net, tax}}, Created: int64(n*100 + 1), Updated: int64(n*100 + 4),
 	}
+	s.rates[n] = rate
 	s.ask(r, 201, s.body(n))
 	s.event(n, event.OrderCreated)
 }
@@ -123,7 +136,28 @@ func (s *service) placed(n, tenant int, net int64, rate string) {
 func (s *service) event(n int, kind event.Type) string {
 	o := s.books.orders[orderID(n)]
 	id := eventID(n, int(o.Version))
-	s.emit(bookEvent{ID: id, Tenant: o.Tenant, AggregateType: event.AggregateOrder, Aggregate: orderID(n), Type: string(kind), Version: o.Version})
+	says := said{
+		Order: orderID(n), Version: o.Version, Status: o.Status, Customer: o.Customer, Email: o.Email, Currency: o.Currency,
+		Net: o.Net, Tax: o.Tax, Total: o.Total, Refunded: o.Refunded,
+		Lines: o.Contents, Taxes: partsDigest(o.Taxes), Metadata: o.Metadata, Created: o.Created,
+	}
+	happened := o.Created
+	if o.Status == "paid" {
+		says.HasPayment, says.Payment, says.PaymentAmount, says.Paid = true, "pi-"+orderID(n), o.Total, paidAt(n)
+		happened = paidAt(n)
+	} else if o.Status == "cancelled" {
+		happened = o.Updated
+	}
+	if kind == event.OrderRefunded {
+		r := s.books.refunds[refundID(int(o.Version)-2)]
+		says.HasRefund, says.Refund, says.Amount, says.RefundNet, says.RefundTax = true, refundID(int(o.Version)-2), r.Amount, r.Net, r.Tax
+		says.RefundTaxes, says.Reason, says.RefundedAt = partsDigest(r.Taxes), r.Reason, r.At
+		happened = r.At
+	}
+	s.emit(bookEvent{
+		ID: id, Tenant: o.Tenant, AggregateType: event.AggregateOrder, Aggregate: orderID(n), Type: string(kind), Version: o.Version,
+		Said: says, Occurred: happened,
+	})
 	s.books.applied = append(s.books.applied, bookApplied{id, "billing", Place{event.OrderEvents, 0, int64(n*100) + o.Version}})
 	s.books.view[orderID(n)] = bookView{o.Status, o.Currency, o.Version, o.Total, o.Refunded, false}
 	return id
@@ -138,7 +172,7 @@ func (s *service) emit(e bookEvent) {
 	seen := s.topics[e.topic()]
 	seen.records++
 	seen.first[e.ID] = &firstSeen{
-		id: e.ID, aggregate: e.Aggregate, tenant: e.Tenant, kind: e.Type, version: e.Version, value: e.Payload,
+		id: e.ID, aggregate: e.Aggregate, tenant: e.Tenant, kind: e.Type, version: e.Version, value: e.Payload, occurred: e.Occurred,
 		places: []Place{{e.topic(), 0, int64(n*100) + e.Version}},
 	}
 }
@@ -162,14 +196,18 @@ func (s *service) paid(n int) {
 	s.ask(r, 200, s.body(n))
 	again := s.about(n, actPay, fmt.Sprintf("pay-%d-again", n))
 	s.ask(again, 409, problemBody("order-already-paid"))
-	s.books.payments[orderID(n)] = bookPayment{"pi-" + orderID(n), "EUR", o.Total}
+	s.books.payments[orderID(n)] = bookPayment{"pi-" + orderID(n), "EUR", o.Total, paidAt(n)}
 	id := s.event(n, event.OrderPaid)
 	s.books.invoices = append(s.books.invoices, bookDocument{
 		ID: id, Order: orderID(n), Currency: "EUR", Customer: "c", Email: "a@example.com", Net: o.Net, Tax: o.Tax, Total: o.Total, Lines: 1, LinesNet: o.Net,
+		Contents: o.Contents, Taxes: partsDigest(o.Taxes), Year: 1970, Number: int64(n), At: paidAt(n), Issued: paidAt(n) + 50,
 	})
 	s.number(o.Tenant, "invoice")
-	s.emit(bookEvent{ID: "b" + id[1:], Tenant: o.Tenant, AggregateType: event.AggregateBilling, Aggregate: orderID(n), Type: string(event.InvoiceIssued), Version: 1})
-	s.post(n, &bookEntry{Event: id, Order: orderID(n), Kind: "payment", Currency: "EUR"}, bookLine{"cash", "revenue", "EUR", o.Net}, bookLine{"cash", "tax-payable", "EUR", o.Tax})
+	s.emit(bookEvent{ID: "b" + id[1:], Tenant: o.Tenant, AggregateType: event.AggregateBilling, Aggregate: orderID(n), Type: string(event.InvoiceIssued), Version: 1, Occurred: paidAt(n) + 50, Said: said{
+		Document: id, Number: fmt.Sprintf("INV-1970-%06d", n), Order: orderID(n), Customer: "c", Email: "a@example.com", Currency: "EUR",
+		Net: o.Net, Tax: o.Tax, Total: o.Total, Lines: o.Contents, Taxes: partsDigest(o.Taxes), Paid: paidAt(n), Issued: paidAt(n) + 50,
+	}})
+	s.post(n, &bookEntry{Event: id, Order: orderID(n), Kind: "payment", Currency: "EUR", Effective: paidAt(n), Recorded: paidAt(n) + 50}, bookLine{"cash", "revenue", "EUR", o.Net}, bookLine{"cash", "tax-payable", "EUR", o.Tax})
 }
 
 func (s *service) refunded(n, number int, amount, net, tax int64) {
@@ -177,12 +215,22 @@ func (s *service) refunded(n, number int, amount, net, tax int64) {
 	o := s.books.orders[orderID(n)]
 	r := s.about(n, actRefund, fmt.Sprintf("refund-%d-%d", n, number))
 	r.Amount = amount
-	s.ask(r, 201, map[string]any{"id": refundID(number), "order_id": orderID(n), "amount": amount, "net_amount": net, "tax_amount": tax})
-	s.books.refunds[refundID(number)] = bookRefund{orderID(n), amount, net, tax}
+	s.ask(r, 201, map[string]any{"id": refundID(number), "order_id": orderID(n), "amount": amount, "net_amount": net, "tax_amount": tax,
+		"taxes": []any{map[string]any{"rate": s.rates[n], "net_amount": net, "tax_amount": tax}}, "reason": "damaged", "refunded_at": at(paidAt(n) + int64(number))})
+	parts, happened := []taxPart{{millionths(s.rates[n]), net, tax}}, paidAt(n)+int64(number)
+	s.books.refunds[refundID(number)] = bookRefund{orderID(n), amount, net, tax, parts, "damaged", happened}
 	id := s.event(n, event.OrderRefunded)
-	s.books.credits = append(s.books.credits, bookDocument{ID: id, Order: orderID(n), Refund: refundID(number), Currency: "EUR", Net: net, Tax: tax, Total: amount})
+	s.books.credits = append(s.books.credits, bookDocument{ID: id, Order: orderID(n), Refund: refundID(number), Currency: "EUR", Net: net, Tax: tax, Total: amount,
+		Taxes: partsDigest(parts), Invoice: eventID(n, 2), Reason: "damaged", Year: 1970, Number: int64(number), Ordinal: int64(number), At: happened, Issued: happened + 50})
 	s.number(o.Tenant, "credit-note")
-	s.post(n, &bookEntry{Event: id, Order: orderID(n), Kind: "refund", Currency: "EUR", Reverses: eventID(n, 2)},
+	s.emit(bookEvent{
+		ID: "b" + id[1:], Tenant: o.Tenant, AggregateType: event.AggregateBilling, Aggregate: orderID(n), Type: string(event.CreditNoteIssued), Version: 1 + int64(number),
+		Occurred: happened + 50, Said: said{
+			Document: id, Number: fmt.Sprintf("CN-1970-%06d", number), Invoice: eventID(n, 2), Order: orderID(n), Refund: refundID(number), Reason: "damaged",
+			Customer: "c", Email: "a@example.com", Currency: "EUR", Net: net, Tax: tax, Total: amount, Taxes: partsDigest(parts), RefundedAt: happened, Issued: happened + 50,
+		},
+	})
+	s.post(n, &bookEntry{Event: id, Order: orderID(n), Kind: "refund", Currency: "EUR", Reverses: eventID(n, 2), Effective: happened, Recorded: happened + 50},
 		bookLine{"revenue", "cash", "EUR", net}, bookLine{"tax-payable", "cash", "EUR", tax})
 }
 
@@ -278,13 +326,15 @@ func TestWrongBooks(t *testing.T) {
 		}, "I10", "unresolved"},
 		"FailureWasStored":     {func(s *service) { s.failure() }, "I10", "failure stored"},
 		"OrderOfNobody":        {func(s *service) { s.books.orders[orderID(9)] = s.books.orders[orderID(4)] }, "I7", "order that nobody was answered"},
-		"RefundOfNobody":       {func(s *service) { s.books.refunds[refundID(9)] = bookRefund{orderID(1), 1, 1, 0} }, "I7", "refund that nobody was answered"},
+		"RefundOfNobody":       {func(s *service) { s.books.refunds[refundID(9)] = bookRefund{Order: orderID(1), Amount: 1, Net: 1} }, "I7", "refund that nobody was answered"},
 		"OrderOfAnotherTenant": {func(s *service) { s.change(4, func(o *bookOrder) { o.Tenant = testTenants[1] }) }, "I9", "another tenant's"},
 		"OrderHasAnotherTotal": {func(s *service) { s.change(4, func(o *bookOrder) { o.Total++; o.Tax++ }) }, "I4", "wrong amount"},
 		"OrderLacksALine":      {func(s *service) { s.change(4, func(o *bookOrder) { o.Lines = 0; o.LinesNet = 0 }) }, "I4", "wrong amount"},
-		"RefundIsOfAnotherSum": {func(s *service) { s.books.refunds[refundID(2)] = bookRefund{orderID(1), 595, 501, 94} }, "I4", "wrong amount"},
-		"PaymentOfAnotherSum":  {func(s *service) { s.books.payments[orderID(2)] = bookPayment{"pi-" + orderID(2), "EUR", 1} }, "I4", "payment"},
-		"PaymentOfNothing":     {func(s *service) { s.books.payments[orderID(4)] = bookPayment{"x", "EUR", 214} }, "I4", "payment"},
+		"RefundIsOfAnotherSum": {func(s *service) {
+			s.books.refunds[refundID(2)] = bookRefund{Order: orderID(1), Amount: 595, Net: 501, Tax: 94}
+		}, "I4", "wrong amount"},
+		"PaymentOfAnotherSum": {func(s *service) { s.books.payments[orderID(2)] = bookPayment{"pi-" + orderID(2), "EUR", 1, 0} }, "I4", "payment"},
+		"PaymentOfNothing":    {func(s *service) { s.books.payments[orderID(4)] = bookPayment{"x", "EUR", 214, 0} }, "I4", "payment"},
 
 		// Events: outbox and topic.
 		"NoEventOfAVersion": {func(s *service) { s.dropOutbox(gave) }, "I1", "no event"},
@@ -313,7 +363,7 @@ func TestWrongBooks(t *testing.T) {
 		"DeadLetterThatNobodyAsked": {func(s *service) { s.books.letters = []bookLetter{{ID: "d", Class: "rule"}} }, "I1", "dead letter"},
 		"BadRecordIsNoDeadLetter":   {func(s *service) { s.injected(Injected{DeadLetter: "undecodable"}) }, "I1", "no dead letter"},
 		"DeadLetterOfAnotherClass": {func(s *service) {
-			s.books.letters = []bookLetter{{ID: "d", Class: "rule", Place: s.injected(Injected{DeadLetter: "undecodable"})}}
+			s.books.letters = []bookLetter{{ID: "d", Class: "rule", Injected: 1, Place: s.injected(Injected{DeadLetter: "undecodable"})}}
 		}, "I1", "dead letter"},
 		"AppliedAndNeverCommitted": {func(s *service) { s.books.applied = append(s.books.applied, bookApplied{"x", "billing", Place{}}) }, "I3", "applied and never committed"},
 		"AppliedFromAnotherPlace":  {func(s *service) { s.books.applied[0].Place.Offset++ }, "I3", "applied from where it is not"},
@@ -342,6 +392,46 @@ func TestWrongBooks(t *testing.T) {
 		"CreditNoteForNothing":   {func(s *service) { s.books.credits[0].Refund = refundID(9) }, "I3", "credit note for nothing"},
 		"CreditNoteOfAnotherSum": {func(s *service) { s.books.credits[0].Tax++; s.books.credits[0].Total++ }, "I4", "wrong amount"},
 		"NumberGap":              {func(s *service) { s.books.numbers[0].Most++; s.books.numbers[0].Last++ }, "I2", "number gap"},
+
+		// What events and documents say.
+		"SKUIsNotAsAsked": {func(s *service) {
+			s.change(4, func(o *bookOrder) { o.Contents = digestOf{}.line("x", "A book", 1, 200, 200, 70000) })
+		}, "I10", "wrong contents"},
+		"MetadataIsNotAsAsked": {func(s *service) {
+			s.change(4, func(o *bookOrder) { o.Metadata = metadataOf([]byte(`{"a":1}`)) })
+		}, "I10", "wrong contents"},
+		"InvoiceHasAnotherLine":       {func(s *service) { s.books.invoices[0].Contents = digestOf{}.and("x") }, "I10", "wrong contents"},
+		"CreditNoteOfAnotherInvoice":  {func(s *service) { s.books.credits[0].Invoice = eventID(2, 2) }, "I10", "wrong contents"},
+		"InvoiceIssuedWithoutNumber":  {func(s *service) { s.says("b"+paid[1:], func(e *said) { e.Number = "INV-1970-000007" }) }, "I10", "wrong contents"},
+		"InvoiceIssuedToAnother":      {func(s *service) { s.says("b"+paid[1:], func(e *said) { e.Customer, e.Email = e.Email, e.Customer }) }, "I10", "wrong contents"},
+		"CreditNoteIssuedWithANumber": {func(s *service) { s.says("b"+gave[1:], func(e *said) { e.Number = "" }) }, "I10", "wrong contents"},
+		"CreditNoteIssuedToAnother":   {func(s *service) { s.says("b"+gave[1:], func(e *said) { e.Customer = e.Email }) }, "I10", "wrong contents"},
+		"CreditNoteIsNotAnnounced":    {func(s *service) { s.dropOutbox("b" + gave[1:]) }, "I1", "not announced"},
+		"RefundedWithoutPayment":      {func(s *service) { s.says(gave, func(e *said) { e.HasPayment, e.Payment = false, "" }) }, "I10", "wrong contents"},
+		"RefundedOfAnotherSum":        {func(s *service) { s.says(gave, func(e *said) { e.Refunded-- }) }, "I10", "wrong contents"},
+		"CreatedWithAnotherTotal":     {func(s *service) { s.says(eventID(4, 1), func(e *said) { e.Total++ }) }, "I10", "wrong contents"},
+		"RefundWithoutTax": {func(s *service) {
+			s.books.refunds[refundID(1)] = bookRefund{orderID(1), 595, 595, 0, []taxPart{{190000, 595, 0}}, "damaged", paidAt(1) + 1}
+		}, "I4", "refund's tax"},
+
+		// Dates.
+		"CreatedAtAnotherTime":  {func(s *service) { s.change(4, func(o *bookOrder) { o.Created += 9 }) }, "I10", "wrong date"},
+		"PaidAYearEarly":        {func(s *service) { s.books.invoices[0].At -= 365 * 86_400_000_000 }, "I10", "wrong date"},
+		"PostedForAYearEarly":   {func(s *service) { s.books.entries[paid].Effective -= 365 * 86_400_000_000 }, "I10", "wrong date"},
+		"RecordedBeforeTheRun":  {func(s *service) { s.books.entries[paid].Recorded -= 86_400_000_000 }, "I10", "wrong date"},
+		"IssuedAfterTheRun":     {func(s *service) { s.books.invoices[0].Issued += 86_400_000_000 }, "I10", "wrong date"},
+		"NumberedInAnotherYear": {func(s *service) { s.books.invoices[0].Year++ }, "I10", "wrong date"},
+		"RefundedAtAnotherTime": {func(s *service) { s.books.credits[0].At++ }, "I10", "wrong date"},
+		"EventOfAnotherTime":    {func(s *service) { s.books.outbox[0].Occurred++ }, "I10", "wrong date"},
+		"EventSaysAnotherTime":  {func(s *service) { s.topics[event.OrderEvents].first[gave].occurred++ }, "I2", "two contents"},
+		"PaymentOfAnotherTime": {func(s *service) {
+			p := s.books.payments[orderID(2)]
+			p.Paid++
+			s.books.payments[orderID(2)] = p
+		}, "I10", "wrong date"},
+
+		// A receipt that is complete too early.
+		"ReceiptBeforeItsTime": {func(s *service) { s.known.contradicts(orderID(1), 0, 1) }, "I10", "receipt before its time"},
 
 		// The ledger.
 		"NotPosted": {func(s *service) { delete(s.books.entries, paid) }, "I1", "not posted"},
@@ -401,6 +491,15 @@ func (s *service) injected(want Injected) Place {
 	return place
 }
 
+// says changes what an event says.
+func (s *service) says(id string, change func(*said)) {
+	for i := range s.books.outbox {
+		if s.books.outbox[i].ID == id {
+			change(&s.books.outbox[i].Said)
+		}
+	}
+}
+
 func (s *service) off(sums map[account]*big.Int) {
 	of := account{testTenants[0], "cash", "EUR"}
 	sums[of] = new(big.Int).Add(sums[of], big.NewInt(1))
@@ -418,7 +517,14 @@ func TestRightBooks(t *testing.T) {
 
 	tests := map[string]func(*service){
 		"DeadLetterThatWasAskedFor": func(s *service) {
-			s.books.letters = []bookLetter{{ID: "d", Class: "undecodable", Place: s.injected(Injected{DeadLetter: "undecodable"})}}
+			s.books.letters = []bookLetter{{ID: "d", Class: "undecodable", Injected: 1, Place: s.injected(Injected{DeadLetter: "undecodable"})}}
+		},
+		"DeadLettersWithOnePlaceInTwoTopics": func(s *service) {
+			place := s.injected(Injected{DeadLetter: "undecodable"})
+			s.write(entry{Kind: entryRemade, Topic: event.OrderEvents})
+			s.write(entry{Kind: entryInject, Number: 2, Injected: &Injected{DeadLetter: "rule"}})
+			s.write(entry{Kind: entryInjected, Number: 2, Place: &place})
+			s.books.letters = []bookLetter{{ID: "d", Class: "undecodable", Injected: 1, Place: place}, {ID: "e", Class: "rule", Injected: 2, Place: place}}
 		},
 		"StaleEventThatWasAskedFor": func(s *service) {
 			s.injected(Injected{Applied: true})

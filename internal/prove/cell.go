@@ -189,6 +189,10 @@ type Injected struct {
 	// Again says that it is a copy of an event that the relay has sent: a
 	// duplicate, byte for byte, which must have no effect at all.
 	Again bool
+	// Parks is an order whose later events must be dead letters of the class
+	// parked until the one that DeadLetter asks for is discarded, and be applied
+	// then.
+	Parks string
 }
 
 // Place is where a record lies.

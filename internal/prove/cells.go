@@ -15,5 +15,7 @@ func Cells() []Cell {
 		topicCells(),
 		groupCells(),
 		mixedCells(),
+		deadLetterCells(),
+		windowCells(),
 	)
 }

@@ -98,10 +98,11 @@ type request struct {
 
 // answer is what came back.
 type answer struct {
-	Status   int    `json:"status"`
-	Replayed bool   `json:"replayed,omitempty"`
-	Location string `json:"location,omitempty"`
-	Body     string `json:"body"`
+	Status      int    `json:"status"`
+	Replayed    bool   `json:"replayed,omitempty"`
+	Location    string `json:"location,omitempty"`
+	ContentType string `json:"content_type,omitempty"`
+	Body        string `json:"body"`
 }
 
 // journal is a file of entries that is written before anything is done that it

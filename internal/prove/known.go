@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // action is what a client wants.
@@ -39,6 +40,7 @@ type known struct {
 	orders map[string]*knownOrder
 
 	violations []Violation // what no account is needed to see
+	told       []string    // orders whose receipts were complete too early
 
 	fault      int // the last that is over
 	recoveries []recovery
@@ -79,6 +81,7 @@ type result struct {
 	status   int
 	replayed bool
 	location string
+	kind     string // its Content-Type
 	body     [sha256.Size]byte
 	code     string // of a problem
 	order    orderBody
@@ -87,40 +90,48 @@ type result struct {
 
 // orderBody is an order as the API answers it.
 type orderBody struct {
-	ID       string `json:"id"`
-	Status   string `json:"status"`
-	Version  int64  `json:"version"`
-	Currency string `json:"currency"`
-	Customer string `json:"customer_id"`
-	Email    string `json:"customer_email"`
-	Lines    []struct {
-		Net int64 `json:"net_amount"`
-	} `json:"lines"`
-	Net      int64 `json:"net_amount"`
-	Tax      int64 `json:"tax_amount"`
-	Total    int64 `json:"total_amount"`
-	Refunded int64 `json:"refunded_amount"`
-	Payment  *struct {
-		Reference string `json:"reference"`
-		Amount    int64  `json:"amount"`
+	ID        string          `json:"id"`
+	Status    string          `json:"status"`
+	Version   int64           `json:"version"`
+	Currency  string          `json:"currency"`
+	Customer  string          `json:"customer_id"`
+	Email     string          `json:"customer_email"`
+	Lines     []lineAnswer    `json:"lines"`
+	Taxes     []taxAnswer     `json:"taxes"`
+	Metadata  json.RawMessage `json:"metadata"`
+	CreatedAt time.Time       `json:"created_at"`
+	Net       int64           `json:"net_amount"`
+	Tax       int64           `json:"tax_amount"`
+	Total     int64           `json:"total_amount"`
+	Refunded  int64           `json:"refunded_amount"`
+	Payment   *struct {
+		Reference string    `json:"reference"`
+		Amount    int64     `json:"amount"`
+		PaidAt    time.Time `json:"paid_at"`
 	} `json:"payment"`
+
+	said basketSaid // what of it stays as it was asked for; it stands for the lines, which are not kept
 }
 
 // refundBody is a refund as the API answers it.
 type refundBody struct {
-	ID      string `json:"id"`
-	OrderID string `json:"order_id"`
-	Amount  int64  `json:"amount"`
-	Net     int64  `json:"net_amount"`
-	Tax     int64  `json:"tax_amount"`
+	ID         string      `json:"id"`
+	OrderID    string      `json:"order_id"`
+	Amount     int64       `json:"amount"`
+	Net        int64       `json:"net_amount"`
+	Tax        int64       `json:"tax_amount"`
+	Taxes      []taxAnswer `json:"taxes"`
+	Reason     string      `json:"reason"`
+	RefundedAt time.Time   `json:"refunded_at"`
 }
 
 // placeBody is what a client asks for.
 type placeBody struct {
-	CustomerID    string     `json:"customer_id"`
-	CustomerEmail string     `json:"customer_email"`
-	Currency      string     `json:"currency"`
-	Lines         []lineBody `json:"lines"`
+	CustomerID    string            `json:"customer_id"`
+	CustomerEmail string            `json:"customer_email"`
+	Currency      string            `json:"currency"`
+	Lines         []lineBody        `json:"lines"`
+	Metadata      map[string]string `json:"metadata,omitempty"`
 }
 
 type lineBody struct {
@@ -162,6 +173,7 @@ type knownOrder struct {
 	id       string
 	tenant   int
 	placed   orderBody
+	asked    basketSaid
 	groups   []*group // what was asked of it, and it being made
 	settled  bool     // its clients are done with it
 	examined int      // of its groups' answers, when its history was looked at last
@@ -292,7 +304,7 @@ func (k *known) answered(e entry) error {
 		return nil
 	}
 	if o.final != nil {
-		k.compare(o, *o.final, got, "was answered before")
+		k.compare(o, *o.final, got, true, "was answered before")
 		return nil
 	}
 	o.final, o.returned = &got, e.At
@@ -313,7 +325,7 @@ func isFinal(r result) bool {
 }
 
 func read(a answer) result {
-	got := result{status: a.Status, replayed: a.Replayed, location: a.Location, body: sha256.Sum256([]byte(a.Body))}
+	got := result{status: a.Status, replayed: a.Replayed, location: a.Location, kind: a.ContentType, body: sha256.Sum256([]byte(a.Body))}
 	if a.Status >= 400 {
 		var problem struct {
 			Type string `json:"type"`
@@ -324,17 +336,24 @@ func read(a answer) result {
 	}
 	// What is not readable is an order of zeros, and noticed as that.
 	_ = json.Unmarshal([]byte(a.Body), &got.order)
+	got.order.said = got.order.basket()
+	got.order.Lines, got.order.Taxes, got.order.Metadata = nil, nil, nil
 	_ = json.Unmarshal([]byte(a.Body), &got.refund)
 	return got
 }
 
 // compare holds a second answer against the first.
-func (k *known) compare(o *op, first, second result, when string) {
+func (k *known) compare(o *op, first, second result, again bool, when string) {
 	stored := o.request.Method == http.MethodPost && o.request.Action != actReuse
 	switch {
 	case !stored:
-	case first.status != second.status || first.body != second.body || first.location != second.location:
-		k.violate("I7", "another answer", o, "it %s with %d (%.12x), and now with %d (%.12x)", when, first.status, first.body, second.status, second.body)
+	case first.status != second.status || first.body != second.body || first.location != second.location || first.kind != second.kind:
+		k.violate("I7", "another answer", o, "it %s with %d (%.12x, %s, at %q), and now with %d (%.12x, %s, at %q)",
+			when, first.status, first.body, first.kind, first.location, second.status, second.body, second.kind, second.location)
+	case !first.replayed && !second.replayed:
+		k.violate("I7", "not a replay", o, "it %s with %d, and neither that answer nor this one says that it is replayed", when, first.status)
+	case again && !second.replayed:
+		k.violate("I7", "not a replay", o, "it %s with %d, and this answer does not say that it is replayed", when, first.status)
 	}
 }
 
@@ -367,13 +386,16 @@ func (k *known) judge(o *op) {
 	if g := k.groups[keyOf{o.request.Tenant, o.request.Key}]; o.request.Method == http.MethodPost && g != nil && o.request.Action != actReuse {
 		for _, other := range g.ops {
 			if other != o && other.final != nil {
-				k.compare(o, *other.final, got, fmt.Sprintf("was answered as request %d", other.id))
+				k.compare(o, *other.final, got, other.returned < o.called, fmt.Sprintf("was answered as request %d", other.id))
 				break
 			}
 		}
 	}
 	if got.status >= 400 {
 		return
+	}
+	if want := locationOf(o.request, got); got.status == http.StatusCreated && got.location != want {
+		k.violate("I7", "wrong location", o, "its Location is %q, want %q", got.location, want)
 	}
 	switch o.request.Action {
 	case actPlace:
@@ -389,18 +411,29 @@ func (k *known) judge(o *op) {
 	}
 }
 
+// locationOf is where an answer says that what was made is: the order.
+func locationOf(r request, got result) string {
+	if r.Action == actPlace {
+		return "/v1/orders/" + got.order.ID
+	}
+	return "/v1/orders/" + r.Order
+}
+
 func (k *known) judgePlaced(o *op, body orderBody) {
 	var asked placeBody
 	_ = json.Unmarshal([]byte(o.request.Body), &asked) // was made by us
 	net, tax := asked.amounts()
-	if body.Net != net || body.Tax != tax || body.Total != net+tax || body.Currency != asked.Currency || len(body.Lines) != len(asked.Lines) {
+	if body.Net != net || body.Tax != tax || body.Total != net+tax || body.Currency != asked.Currency || body.said.Count != len(asked.Lines) {
 		k.violate("I4", "wrong amount", o, "%d lines of %d + %d %s were answered as %d lines of %d + %d = %d %s",
-			len(asked.Lines), net, tax, asked.Currency, len(body.Lines), body.Net, body.Tax, body.Total, body.Currency)
+			len(asked.Lines), net, tax, asked.Currency, body.said.Count, body.Net, body.Tax, body.Total, body.Currency)
+	}
+	if said := asked.said(); body.said != said {
+		k.violate("I7", "wrong contents", o, "what was asked for as %v was answered as %v", said, body.said)
 	}
 	g := k.groups[keyOf{o.request.Tenant, o.request.Key}]
 	order := k.orders[body.ID]
 	if order == nil {
-		k.orders[body.ID] = &knownOrder{id: body.ID, tenant: o.request.Tenant, placed: body, groups: []*group{g}}
+		k.orders[body.ID] = &knownOrder{id: body.ID, tenant: o.request.Tenant, placed: body, asked: asked.said(), groups: []*group{g}}
 		return
 	}
 	if order.tenant != o.request.Tenant {
@@ -420,6 +453,9 @@ func (k *known) judgeOrder(o *op, body orderBody) {
 		k.violate("I4", "wrong amount", o, "order %s of %d + %d = %d %s was answered as order %s of %d + %d = %d %s",
 			p.ID, p.Net, p.Tax, p.Total, p.Currency, body.ID, body.Net, body.Tax, body.Total, body.Currency)
 	}
+	if body.said != order.asked || !body.CreatedAt.Equal(p.CreatedAt) {
+		k.violate("I7", "wrong contents", o, "order %s was asked for as %v and placed at %s, and was answered as %v, placed at %s", p.ID, order.asked, p.CreatedAt, body.said, body.CreatedAt)
+	}
 	if o.request.Action == actPay && (body.Payment == nil || body.Payment.Amount != p.Total || !strings.Contains(o.request.Body, `"`+body.Payment.Reference+`"`)) {
 		k.violate("I4", "wrong amount", o, "its payment was answered as %+v", body.Payment)
 	}
@@ -430,6 +466,19 @@ func (k *known) violate(invariant, kind string, o *op, format string, args ...an
 		Invariant: invariant, Kind: kind, Order: o.request.Order, Request: o.id, Key: o.request.Key,
 		Detail: fmt.Sprintf("%s %s (request %d, key %s): ", o.request.Method, o.request.Path, o.id, o.request.Key) + fmt.Sprintf(format, args...),
 	})
+}
+
+// contradicts notes, once, that a receipt is complete and the tables are not.
+func (k *known) contradicts(order string, invoices, entries int) {
+	k.mutex.Lock()
+	defer k.mutex.Unlock()
+	v := Violation{
+		Invariant: "I10", Kind: "receipt before its time", Order: order,
+		Detail: fmt.Sprintf("the receipt of order %s is complete, and the tables have %d invoices and %d ledger entries of its payment", order, invoices, entries),
+	}
+	if !slices.Contains(k.told, order) {
+		k.told, k.violations = append(k.told, order), append(k.violations, v)
+	}
 }
 
 // first is the answer that was had first of a group's, or nil.
@@ -450,6 +499,7 @@ type wanted struct {
 	version   int64
 	refunded  int64
 	reference string
+	paid      int64 // when, in microseconds
 	refunds   map[string]refundBody
 	certain   bool // every request about it was answered
 }
@@ -471,7 +521,7 @@ func (k *knownOrder) wanted() wanted {
 		case actPay:
 			w.status, w.version = "paid", w.version+1
 			if first.final.order.Payment != nil {
-				w.reference = first.final.order.Payment.Reference
+				w.reference, w.paid = first.final.order.Payment.Reference, micro(first.final.order.Payment.PaidAt)
 			}
 		case actCancel:
 			w.status, w.version = "cancelled", w.version+1

@@ -53,6 +53,26 @@ func TestWrongAnswers(t *testing.T) {
 			r.Amount = 5
 			s.ask(r, 201, map[string]any{"id": refundID(9), "order_id": orderID(2), "amount": 5, "net_amount": 5})
 		}, "I4", "wrong amount"},
+		"LineIsNotAsAsked": {func(s *service) {
+			s.ask(placeRequest(0, "k", 200, "0.07"), 201, placedAs(s, 4, func(b map[string]any) {
+				b["id"] = orderID(9)
+				b["lines"].([]any)[0].(map[string]any)["sku"] = "x"
+			}))
+		}, "I7", "wrong contents"},
+		"MetadataIsNotAsAsked": {func(s *service) {
+			s.ask(placeRequest(0, "k", 200, "0.07"), 201, placedAs(s, 4, func(b map[string]any) {
+				b["id"], b["metadata"] = orderID(9), map[string]any{"a": "b"}
+			}))
+		}, "I7", "wrong contents"},
+		"ReadWithAnotherCustomer": {func(s *service) {
+			r := s.about(4, actGet, "")
+			r.Method = "GET"
+			s.ask(r, 200, placedAs(s, 4, func(b map[string]any) { b["taxes"] = nil }))
+		}, "I7", "wrong contents"},
+		"NoLocation":          {func(s *service) { s.repeat(201, "", "application/json", true, true) }, "I7", "wrong location"},
+		"OtherLocation":       {func(s *service) { s.repeat(201, "/v1/orders/"+orderID(9), "application/json", true, true) }, "I7", "wrong location"},
+		"ReplayOfAnotherKind": {func(s *service) { s.repeat(201, "/v1/orders/"+orderID(4), "text/plain", true, false) }, "I7", "another answer"},
+		"NotSaidToBeAReplay":  {func(s *service) { s.repeat(201, "/v1/orders/"+orderID(4), "application/json", false, false) }, "I7", "not a replay"},
 		"AnotherAnswerTheSecondTime": {func(s *service) {
 			s.write(entry{Kind: entrySend, Op: 1, Attempt: 2})
 			s.write(entry{Kind: entryAnswer, Op: 1, Attempt: 2, Answer: &answer{Status: 201, Body: "{}"}})
@@ -68,6 +88,21 @@ func TestWrongAnswers(t *testing.T) {
 			require.Equal(t, test.invariant+" "+test.kind, s.known.violations[0].Invariant+" "+s.known.violations[0].Kind, s.known.violations[0].Detail)
 		})
 	}
+}
+
+// repeat is order 4's first request once more, or a request with another key that
+// is answered with an order of its own.
+func (s *service) repeat(status int, location, kind string, replayed, other bool) {
+	body := s.body(4)
+	op, r := s.ops+1, placeRequest(0, "place-4", 200, "0.07")
+	r.Method = "POST"
+	if other {
+		r.Key, body["id"] = "k", orderID(8)
+	}
+	text, err := json.Marshal(body)
+	require.NoError(s.t, err)
+	s.write(entry{Kind: entrySend, Op: op, Attempt: 1, Request: &r})
+	s.write(entry{Kind: entryAnswer, Op: op, Attempt: 1, Answer: &answer{Status: status, Replayed: replayed, Location: location, ContentType: kind, Body: string(text)}})
 }
 
 // Requests of which nobody knew what they did are counted by what came of them.

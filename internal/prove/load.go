@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/onceledger/onceledger/internal/sandbox"
@@ -29,6 +30,7 @@ type load struct {
 	seed    uint64
 	count   int           // of clients
 	pause   time.Duration // of each client between two orders, on average
+	posted  func(ctx context.Context, tenant, order string) (invoices, entries int, err error)
 
 	burst  atomic.Int64 // while above 0, nobody pauses
 	number atomic.Int64 // of the last order
@@ -252,7 +254,7 @@ func (l *load) attempt(ctx context.Context, id int64, attempt int, fresh *reques
 	r := o.request
 	got, sendErr := l.clients[r.Tenant].Send(ctx, r.Method, r.Path, r.Body, r.Key)
 	after := entry{Op: id, Attempt: attempt, Kind: entryAnswer, Answer: &answer{
-		Status: got.Status, Replayed: got.Replayed, Location: got.Location, Body: got.Body,
+		Status: got.Status, Replayed: got.Replayed, Location: got.Location, ContentType: got.ContentType, Body: got.Body,
 	}}
 	if sendErr != nil {
 		after.Kind, after.Answer = entryNothing, nil
@@ -464,7 +466,7 @@ func (l *load) contended(ctx context.Context, random *rand.Rand, client, tenant 
 }
 
 // reused is a client that uses a key for something else: it is refused.
-func (l *load) reused(ctx context.Context, _ *rand.Rand, client, tenant int, order *orderBody) error {
+func (l *load) reused(ctx context.Context, random *rand.Rand, client, tenant int, order *orderBody) error {
 	first := pay(client, tenant, order.ID, "pi-"+order.ID)
 	if err := l.all(ctx, first); err != nil {
 		return err
@@ -477,7 +479,31 @@ func (l *load) reused(ctx context.Context, _ *rand.Rand, client, tenant int, ord
 	if err := l.all(ctx, again, more, whole); err != nil {
 		return err
 	}
-	return l.all(ctx, get(client, tenant, order.ID))
+	// The key of one order's request with the same body for another order.
+	other, _, err := l.ask(ctx, place(client, tenant, basket(random)))
+	if err != nil {
+		return err
+	}
+	second := placed(other)
+	if second == nil {
+		return nil
+	}
+	elsewhere := post(client, tenant, actReuse, second.ID, "/pay", first.Body)
+	elsewhere.Key = first.Key
+	end := cancelling(client, tenant, second.ID)
+	if err := l.all(ctx, elsewhere, end); err != nil {
+		return err
+	}
+	ended := post(client, tenant, actReuse, order.ID, "/cancel", "")
+	ended.Key = end.Key
+	if err := l.all(ctx, ended, get(client, tenant, order.ID), get(client, tenant, second.ID)); err != nil {
+		return err
+	}
+	line, err := l.journal.put(entry{Kind: entryLife, Order: second.ID})
+	if err == nil {
+		err = l.known.learn(line)
+	}
+	return err
 }
 
 // watched is read all the while.
@@ -537,7 +563,29 @@ func (l *load) receiptComplete(ctx context.Context, tenant int, order string) (b
 	if err := json.Unmarshal([]byte(got.Body), &receipt); err != nil || got.Status != http.StatusOK {
 		return false, fmt.Errorf("the receipt of order %s was answered %d: %.200s", order, got.Status, got.Body)
 	}
-	return receipt.Complete, fmt.Errorf("order %s waits for %s", order, receipt.WaitsFor)
+	if !receipt.Complete {
+		return false, fmt.Errorf("order %s waits for %s", order, receipt.WaitsFor)
+	}
+	invoices, entries, err := l.posted(ctx, l.tenants[tenant], order)
+	if err == nil && (invoices != 1 || entries != 1) {
+		l.known.contradicts(order, invoices, entries)
+		err = fmt.Errorf("order %s has %d invoices and %d ledger entries, and its receipt is complete", order, invoices, entries)
+	}
+	return err == nil, err
+}
+
+// postedIn looks into the tables for a paid order's invoice and its ledger entry.
+func postedIn(pool *pgxpool.Pool) func(ctx context.Context, tenant, order string) (invoices, entries int, err error) {
+	return func(ctx context.Context, tenant, order string) (invoices, entries int, err error) {
+		err = pool.QueryRow(ctx, `
+			SELECT (SELECT count(*) FROM invoices WHERE tenant_id = $1::uuid AND order_id = $2::uuid),
+			       (SELECT count(*) FROM ledger_entries WHERE tenant_id = $1::uuid AND order_id = $2::uuid AND kind = 'payment')`,
+			tenant, order).Scan(&invoices, &entries)
+		if err != nil {
+			return 0, 0, fmt.Errorf("look for the invoice of order %s: %w", order, err)
+		}
+		return invoices, entries, nil
+	}
 }
 
 // resolve sends again every request that has no final answer: those that were
@@ -624,8 +672,11 @@ func basket(random *rand.Rand) string {
 	pick := func(from ...string) string { return from[random.IntN(len(from))] }
 	order := placeBody{
 		CustomerID:    fmt.Sprintf("c-%d", random.IntN(50)),
-		CustomerEmail: "a@example.com",
+		CustomerEmail: fmt.Sprintf("a%d@example.com", random.IntN(50)),
 		Currency:      pick("EUR", "EUR", "USD", "JPY", "KWD"),
+	}
+	if random.IntN(2) == 0 {
+		order.Metadata = map[string]string{"cart": fmt.Sprintf("<%d>", random.IntN(1000)), "note": "\u00e9 & \"so\""}
 	}
 	lines := 1 + random.IntN(3)
 	if random.IntN(20) == 0 {

@@ -363,7 +363,7 @@ func (r *run) open(ctx context.Context) error {
 	r.injections.Store(int64(len(r.known.injections)))
 	r.load = &load{
 		journal: r.journal, known: r.known, seed: r.options.Seed, count: r.options.Clients, tenants: r.tenants,
-		pause: time.Duration(float64(time.Second) * float64(r.options.Clients) / r.options.Rate),
+		posted: postedIn(r.sandbox.Owner), pause: time.Duration(float64(time.Second) * float64(r.options.Clients) / r.options.Rate),
 	}
 	r.api = r.sandbox.API("api")
 	r.relay = r.sandbox.Worker("relay", "relay")

@@ -56,6 +56,7 @@ type topicSeen struct {
 type firstSeen struct {
 	id, aggregate, tenant, kind string
 	version                     int64
+	occurred                    int64 // microseconds since 1970
 	content                     [sha256.Size]byte
 	value                       [sha256.Size]byte
 	places                      []Place
@@ -219,9 +220,10 @@ func (t *topics) take(record *kgo.Record) {
 		return
 	}
 	version, _ := strconv.ParseInt(header(record, event.HeaderAggregateVersion), 10, 64)
+	occurred, _ := time.Parse(time.RFC3339Nano, header(record, event.HeaderTime)) // what is no time is none of the outbox's
 	first := &firstSeen{
 		id: id, aggregate: header(record, event.HeaderSubject), tenant: header(record, event.HeaderTenant),
-		kind: header(record, event.HeaderType), version: version, content: content, value: sha256.Sum256(record.Value), places: []Place{place},
+		kind: header(record, event.HeaderType), version: version, occurred: micro(occurred), content: content, value: sha256.Sum256(record.Value), places: []Place{place},
 	}
 	seen.first[id] = first
 	seen.order = append(seen.order, id)

@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -65,12 +66,21 @@ type Config struct {
 
 // Replay is one replay.
 type Replay struct {
-	config Config
-	oldest time.Time // the first moment of the dedupe table
+	config  Config
+	oldest  time.Time // the first moment of the dedupe table
+	assumed assumed
 }
 
 // New makes a replay, which does nothing yet.
-func New(config Config) *Replay { return &Replay{config: config} }
+func New(config Config) *Replay {
+	r := &Replay{config: config}
+	r.assumeNothing()
+	return r
+}
+
+func (r *Replay) assumeNothing() {
+	r.assumed = assumed{make(map[uuid.UUID]string), make(map[aggregate]bool)}
+}
 
 // batchMost bounds a batch, whatever the rate: it is one transaction.
 const batchMost = 500
@@ -89,7 +99,7 @@ func (r *Replay) Rehearse(ctx context.Context, plan Plan) (Report, error) {
 	if err := r.countBefore(ctx, &report); err != nil {
 		return report, err
 	}
-	err := r.read(ctx, plan, &report, func([]sorted) error { return nil })
+	err := r.read(ctx, plan, &report, func(batch []sorted) ([]sorted, error) { return batch, nil })
 	if err == nil {
 		report.After = report.Before
 	}
@@ -112,21 +122,27 @@ func (r *Replay) Run(ctx context.Context, plan Plan) (Report, error) {
 		Now:      r.config.Now,
 	})
 	nextLook := time.Now()
-	readErr := r.read(ctx, plan, &report, func(batch []sorted) error {
+	readErr := r.read(ctx, plan, &report, func(batch []sorted) ([]sorted, error) {
 		if time.Now().After(nextLook) {
 			nextLook = time.Now().Add(lookEvery)
 			r.lookForMembers(ctx, &report)
 		}
-		return r.apply(ctx, in, batch, &report)
+		r.assumeNothing() // of the next batch the database says what was done
+		return r.apply(ctx, in, batch)
 	})
-	if ctx.Err() != nil { // it was stopped; what was done is counted all the same
-		var cancel func()
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
-		defer cancel()
-	}
+	ctx, cancel := whatever(ctx) // what was done is counted
+	defer cancel()
 	after, err := r.count(ctx)
 	report.After = after
 	return report, errors.Join(readErr, err)
+}
+
+// whatever is a context for what is to be done even if the replay was stopped.
+func whatever(ctx context.Context) (context.Context, context.CancelFunc) {
+	if ctx.Err() != nil {
+		return context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	}
+	return context.WithCancel(ctx)
 }
 
 func (r *Replay) countBefore(ctx context.Context, report *Report) (err error) {
@@ -160,8 +176,9 @@ func (r *Replay) lookForMembers(ctx context.Context, report *Report) {
 	}
 }
 
-// read sorts the records of a plan and hands on those that are the consumer's.
-func (r *Replay) read(ctx context.Context, plan Plan, report *Report, use func([]sorted) error) error {
+// read sorts the records of a plan and hands them on. use returns those of which it
+// knows the end, even with an error.
+func (r *Replay) read(ctx context.Context, plan Plan, report *Report, use func([]sorted) ([]sorted, error)) error {
 	began := time.Now()
 	var done int64
 	at := make(map[int32]int64)
@@ -170,10 +187,11 @@ func (r *Replay) read(ctx context.Context, plan Plan, report *Report, use func([
 		if err != nil {
 			return err
 		}
-		if err := use(batch); err != nil {
+		batch, err = use(batch)
+		report.add(batch)
+		if err != nil {
 			return err
 		}
-		report.add(batch)
 		done = 0
 		for _, record := range records {
 			at[record.Partition] = record.Offset + 1
@@ -193,44 +211,23 @@ func (r *Replay) read(ctx context.Context, plan Plan, report *Report, use func([
 // outage is how long a database that is away is waited for.
 const outage = time.Minute
 
-// apply gives the consumer a batch, and notes what became of what it had not seen.
-func (r *Replay) apply(ctx context.Context, in *inbox.Inbox, batch []sorted, report *Report) error {
+// apply gives the consumer a batch and sees what has become of it. If that was
+// stopped in the middle, it is of the records on which it had an effect.
+func (r *Replay) apply(ctx context.Context, in *inbox.Inbox, batch []sorted) ([]sorted, error) {
 	var records []event.Record
-	var missing []uuid.UUID
 	for _, s := range batch {
 		if s.outcome != TooOld {
 			records = append(records, s.record)
 		}
-		if s.outcome == WouldApply {
-			missing = append(missing, s.event.ID)
-		}
 	}
-	if err := r.process(ctx, in, records); err != nil {
-		return err
+	stopped := r.process(ctx, in, records)
+	ctx, cancel := whatever(ctx)
+	defer cancel()
+	err := r.settle(ctx, batch, stopped == nil)
+	if stopped != nil || err != nil {
+		batch = slices.DeleteFunc(batch, func(s sorted) bool { return s.outcome != Applied && s.outcome != NewDeadLetter })
 	}
-	if len(missing) == 0 {
-		return nil
-	}
-	marked, err := db.New().ProcessedEventFingerprints(ctx, r.config.DB, r.config.Consumer, missing)
-	if err != nil {
-		return fmt.Errorf("see what was applied: %w", err)
-	}
-	applied := make(map[uuid.UUID]bool)
-	for _, row := range marked {
-		applied[row.EventID] = true
-	}
-	for i, s := range batch {
-		if s.outcome != WouldApply {
-			continue
-		}
-		batch[i].outcome = NewDeadLetter
-		if applied[s.event.ID] {
-			batch[i].outcome = Applied
-			r.config.Say("MISSING: event %s (%s, version %d of %s) had not been applied; it is now",
-				s.event.ID, s.event.Type, s.event.AggregateVersion, s.event.AggregateID)
-		}
-	}
-	return nil
+	return batch, errors.Join(stopped, err)
 }
 
 // process waits out a database that is away, as the worker would, but not for

@@ -25,7 +25,7 @@ type Report struct {
 // Notable is a record that somebody has to look at.
 type Notable struct {
 	Outcome   Outcome
-	EventID   uuid.UUID
+	EventID   uuid.UUID // uuid.Nil of a record that cannot be read
 	OrderID   uuid.UUID
 	Version   int64
 	Partition int32
@@ -43,15 +43,22 @@ func (r *Report) add(batch []sorted) {
 		r.Records++
 		r.Outcomes[s.outcome]++
 		if s.outcome.notable() && len(r.Notable) < notableMost {
-			r.Notable = append(r.Notable, Notable{
-				s.outcome, s.event.ID, s.event.AggregateID, s.event.AggregateVersion, s.record.Partition, s.record.Offset,
-			})
+			one := Notable{Outcome: s.outcome, Partition: s.record.Partition, Offset: s.record.Offset}
+			if s.isEvent {
+				one.EventID, one.OrderID, one.Version = s.event.ID, s.event.AggregateID, s.event.AggregateVersion
+			}
+			r.Notable = append(r.Notable, one)
 		}
 	}
 }
 
 func (o Outcome) notable() bool {
-	return o == WouldApply || o == Applied || o == NewDeadLetter || o == TooOld
+	switch o {
+	case WouldApply, WouldStore, WouldHold, Applied, NewDeadLetter, NotApplied, TooOld:
+		return true
+	case Duplicate, Skipped, HeldBack, Discarded, Undecodable, Reused:
+	}
+	return false
 }
 
 // Unchanged reports that everything was there already.
@@ -98,8 +105,11 @@ func (r *Report) WriteText(w io.Writer) error {
 		text += "\n"
 	}
 	for _, n := range r.Notable {
-		text += fmt.Sprintf("%s: event %s, version %d of order %s, at partition %d offset %d\n",
-			n.Outcome, n.EventID, n.Version, n.OrderID, n.Partition, n.Offset)
+		what := "a record that cannot be read"
+		if n.EventID != uuid.Nil {
+			what = fmt.Sprintf("event %s, version %d of order %s", n.EventID, n.Version, n.OrderID)
+		}
+		text += fmt.Sprintf("%s: %s, at partition %d offset %d\n", n.Outcome, what, n.Partition, n.Offset)
 	}
 	text += "\n" + r.conclusion() + "\n"
 	_, err := io.WriteString(w, text)
@@ -111,13 +121,16 @@ func (r *Report) conclusion() string {
 	if r.Joined != "" {
 		joined = " A worker ran meanwhile (" + r.Joined + "): what it did is in the counts."
 	}
-	missing := r.Outcomes[WouldApply] + r.Outcomes[Applied] + r.Outcomes[NewDeadLetter]
+	o := r.Outcomes
+	missing := o[WouldApply] + o[WouldStore] + o[WouldHold] + o[Applied] + o[NewDeadLetter] + o[NotApplied]
 	switch {
 	case missing > 0 && r.Rehearsed:
-		return fmt.Sprintf("%d EVENTS ARE MISSING: the consumer has passed them and has no trace of them. A replay would apply them.", missing)
+		return fmt.Sprintf("%d EVENTS ARE MISSING: the consumer has passed them and has no trace of them. "+
+			"A replay would apply %d, as far as the rules allow, and store %d anew as dead letters.%s",
+			missing, o[WouldApply], o[WouldStore], notApplied(o[WouldHold]))
 	case missing > 0:
-		return fmt.Sprintf("%d EVENTS WERE MISSING: %d are applied now, %d became dead letters.%s Find out how they were lost.",
-			missing, r.Outcomes[Applied], r.Outcomes[NewDeadLetter], joined)
+		return fmt.Sprintf("%d EVENTS WERE MISSING: %d are applied now, %d became dead letters.%s%s Find out how they were lost.",
+			missing, o[Applied], o[NewDeadLetter], notApplied(o[NotApplied]), joined)
 	case r.Outcomes[TooOld] > 0:
 		return fmt.Sprintf("%d events are too old to be told from a repeat and were left out.%s", r.Outcomes[TooOld], joined)
 	case r.Rehearsed:
@@ -127,4 +140,12 @@ func (r *Report) conclusion() string {
 	default:
 		return "CHANGED, and not by an event of this replay: something else writes to these tables."
 	}
+}
+
+func notApplied(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" %d cannot be applied, and have a dead letter that is closed: see to the open ones of their orders "+
+		"(onceledger dlq retry), and replay again.", n)
 }

@@ -31,6 +31,12 @@ type Stage interface {
 type Source struct {
 	Committed int64 // where the group goes on; -1 when it has committed nothing
 	First     int64 // the oldest record that is left
+
+	// Topic is the id of the topic, which one that is made anew does not share
+	// with the earlier one of its name; "" when it is not known. A stage keeps it
+	// with its position: in another topic the position, and what was committed,
+	// say nothing.
+	Topic string
 }
 
 // Output is what a batch comes to.

@@ -510,7 +510,7 @@ func TestRunTellsLostFromInFlight(t *testing.T) {
 		require.EqualValues(t, 1, report.DeadLetters.Open)
 		require.EqualValues(t, 1, report.DeadLetters.Parked)
 
-		bundle.spoil(t, "UPDATE dead_letters SET state = 'discarded'")
+		bundle.spoil(t, pgtest.CloseLetters("discarded", "true"))
 		report = bundle.verify(t)
 		require.EqualValues(t, 2, report.Violations[verify.Lost])
 	})

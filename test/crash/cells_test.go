@@ -28,7 +28,7 @@ func TestFaults(t *testing.T) {
 	proveEach(t, prove.Options{},
 		"postgres-commit-unheard-*", "postgres-40001", "postgres-max-connections",
 		"network-cut-postgres-billing", "network-unheard-acks", "term-billing",
-		"topic-reordered", "topic-stale-state", "topic-undecodable",
+		"topic-reordered", "topic-stale-state", "topic-undecodable", "topic-poisoned-order",
 	)
 }
 
