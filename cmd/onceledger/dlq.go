@@ -52,10 +52,13 @@ type selection struct {
 	order, event, tenant   string
 	classes, states        []string
 	consumer, since, until string
+
+	given func(flag string) bool
 }
 
 func (s *selection) flags(cmd *cobra.Command) {
 	flags := cmd.Flags()
+	s.given = flags.Changed
 	flags.StringSliceVar(&s.ids, "id", nil, "dead letters, by their ids")
 	flags.StringVar(&s.order, "order", "", "the order's, which is the records' key")
 	flags.StringVar(&s.event, "event", "", "the event's")
@@ -74,7 +77,7 @@ func (s *selection) filter(args []string, now time.Time) (deadletters.Filter, er
 			return uuid.Nil
 		}
 		id, err := uuid.Parse(text)
-		if err != nil {
+		if err != nil || id == uuid.Nil {
 			faults = append(faults, fmt.Errorf("%s: %q is not an id", flag, text))
 		}
 		return id
@@ -92,6 +95,19 @@ func (s *selection) filter(args []string, now time.Time) (deadletters.Filter, er
 		}
 		return at
 	}
+	// A variable that is not set would leave the choice to the other flags, and
+	// choose more than was meant.
+	for flag, empty := range map[string]bool{
+		"id": blank(s.ids), "order": s.order == "", "event": s.event == "", "tenant": s.tenant == "", "class": blank(s.classes),
+		"consumer": s.consumer == "", "since": s.since == "", "until": s.until == "",
+	} {
+		if empty && s.given(flag) {
+			faults = append(faults, fmt.Errorf("--%s is empty: say which, or leave it out", flag))
+		}
+	}
+	if blank(args) && len(args) > 0 {
+		faults = append(faults, errors.New("the id of a dead letter is empty"))
+	}
 	for _, text := range append(s.ids, args...) {
 		filter.IDs = append(filter.IDs, id("--id", text))
 	}
@@ -101,6 +117,11 @@ func (s *selection) filter(args []string, now time.Time) (deadletters.Filter, er
 		filter.Classes = append(filter.Classes, inbox.Class(class))
 	}
 	return filter, errors.Join(faults...)
+}
+
+// blank reports whether texts say nothing, all of them or one.
+func blank(texts []string) bool {
+	return len(texts) == 0 || slices.ContainsFunc(texts, func(text string) bool { return strings.TrimSpace(text) == "" })
 }
 
 func newDLQListCommand() *cobra.Command {

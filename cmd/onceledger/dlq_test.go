@@ -46,6 +46,13 @@ func TestDLQ(t *testing.T) {
 	ids := pgtest.Column[uuid.UUID](t, c.Owner, "SELECT id FROM dead_letters ORDER BY id")
 	require.Len(t, ids, 6)
 
+	t.Run("SaysWhichOrNothing", func(t *testing.T) {
+		for _, empty := range [][]string{{"--order", ""}, {"--id", ""}, {"--tenant", ""}, {"--since", ""}, {"--order", uuid.Nil.String()}, {""}} {
+			_, _, err := call(t, append([]string{"dlq", "discard", "--class", "rule", "--reason", "r", "--yes"}, empty...)...)
+			require.Error(t, err, empty)
+		}
+		require.Equal(t, 6, strings.Count(dlq(t, "list"), "open"))
+	})
 	t.Run("List", func(t *testing.T) {
 		list := dlq(t, "list")
 		require.Equal(t, 7, strings.Count(list, "\n"))

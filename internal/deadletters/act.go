@@ -166,7 +166,7 @@ func (s *Service) act(ctx context.Context, action string, filter Filter, act Act
 		results, change, err := s.actOn(ctx, action, g, act)
 		if err != nil {
 			if len(report.Letters) > 0 && !act.Preview {
-				err = fmt.Errorf("%d dead letters were seen to before this: %w", len(report.Letters), err)
+				err = after(len(report.Letters), err)
 			}
 			return report, err
 		}
@@ -176,6 +176,15 @@ func (s *Service) act(ctx context.Context, action string, filter Filter, act Act
 		}
 	}
 	return report, nil
+}
+
+// after says, with an error, what was done before it and stays done.
+func after(letters int, err error) error {
+	done := fmt.Sprintf("%d dead letters were seen to before this", letters)
+	if refusal, is := errors.AsType[*failure.Error](err); is {
+		return refusal.Withf("%s %s.", refusal.Detail, done)
+	}
+	return fmt.Errorf("%s: %w", done, err)
 }
 
 // onlyIDs reports whether nothing but ids names letters, so that one that is not
@@ -229,7 +238,7 @@ func (s *Service) actOn(ctx context.Context, action string, g *group, act Act) (
 	case errors.Is(err, errPreview):
 		return results, change, nil
 	case postgres.LockTimedOut(err):
-		return nil, nil, ErrBusy.Withf("Dead letter %s: %v", g.named[0].ID, err)
+		return nil, nil, ErrBusy.Withf("It is dead letter %s or another one of its order.", g.named[0].ID)
 	case err != nil:
 		return nil, nil, fmt.Errorf("%s dead letter %s: %w", action, g.named[0].ID, err)
 	}

@@ -21,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -92,7 +93,10 @@ func (f Filter) check() error {
 	if !f.Since.IsZero() && !f.Until.IsZero() && !f.Since.Before(f.Until) {
 		faults = append(faults, failure.Field{Field: "until", Detail: "must be after since"})
 	}
-	if strings.ContainsRune(f.Consumer, 0) {
+	if slices.Contains(f.IDs, uuid.Nil) {
+		faults = append(faults, failure.Field{Field: "id", Detail: "is empty"})
+	}
+	if strings.ContainsRune(f.Consumer, 0) || !utf8.ValidString(f.Consumer) {
 		faults = append(faults, failure.Field{Field: "consumer", Detail: "is not a name"})
 	}
 	if len(faults) > 0 {

@@ -26,7 +26,18 @@ type problem struct {
 	Detail    string          `json:"detail,omitempty"`
 	RequestID string          `json:"request_id"`
 	Errors    []failure.Field `json:"errors,omitempty"`
+	Done      any             `json:"done,omitempty"`
 }
+
+// Partial is a failure after a part of what was asked for was done, which stays
+// done: the problem document says what, as its member done.
+type Partial struct {
+	Err  error
+	Done any
+}
+
+func (p *Partial) Error() string { return p.Err.Error() }
+func (p *Partial) Unwrap() error { return p.Err }
 
 var (
 	errTryAgain = failure.New(failure.Unavailable, "try-again",
@@ -71,6 +82,9 @@ func (p problems) write(err error, c echo.Context) {
 		return
 	}
 	document := p.of(err, c)
+	if partial, ok := errors.AsType[*Partial](err); ok {
+		document.Done = partial.Done
+	}
 	switch document.Status {
 	case http.StatusServiceUnavailable, http.StatusConflict:
 		if c.Response().Header().Get(echo.HeaderRetryAfter) == "" {

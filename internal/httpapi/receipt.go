@@ -17,11 +17,14 @@ import (
 	"github.com/onceledger/onceledger/internal/orders"
 )
 
-// receipt is an order's whole chain, as far as it has got.
+// receipt is an order's whole chain, as far as it has got. It is complete when it
+// waits for nothing and nothing of it was discarded. What was discarded is not
+// waited for, and never completes it.
 type receipt struct {
 	Order       orderResponse        `json:"order"`
 	Complete    bool                 `json:"complete"`
 	WaitsFor    []string             `json:"waits_for"`
+	Discarded   []string             `json:"discarded,omitempty"`
 	Events      []receiptEvent       `json:"events"`
 	Invoice     *invoiceResponse     `json:"invoice"`
 	CreditNotes []creditNoteResponse `json:"credit_notes"`
@@ -120,7 +123,8 @@ func readReceipt(ctx context.Context, tx pgx.Tx, tenantID, id uuid.UUID) (receip
 	answer.Ledger = entryBodies(entries)
 
 	answer.WaitsFor = waitsFor(answer)
-	answer.Complete = len(answer.WaitsFor) == 0
+	answer.Discarded = discarded(answer)
+	answer.Complete = len(answer.WaitsFor)+len(answer.Discarded) == 0
 	return answer, nil
 }
 
@@ -172,12 +176,7 @@ func receiptDeadLetters(ctx context.Context, tx pgx.Tx, tenantID, id uuid.UUID) 
 // person has to see to.
 func waitsFor(r receipt) []string {
 	waits := []string{}
-	dead := make(map[uuid.UUID]receiptDeadLetter)
-	for _, letter := range r.DeadLetters {
-		if letter.EventID != nil && letter.State == "open" {
-			dead[*letter.EventID] = letter
-		}
-	}
+	dead, gone := deadEvents(r, "open"), deadEvents(r, "discarded")
 	missing := make(map[int64]time.Time, len(r.Missing))
 	for _, m := range r.Missing {
 		missing[m.Version] = m.Since
@@ -189,10 +188,12 @@ func waitsFor(r receipt) []string {
 		since, isMissing := missing[e.Version]
 		delete(missing, e.Version)
 		letter, isDead := dead[e.EventID]
+		_, isGone := gone[e.EventID]
 		switch {
 		case len(e.Applied) > 0:
 		case isDead:
 			waits = append(waits, fmt.Sprintf("%s, version %d: dead letter %s (%s: %s)", e.Type, e.Version, letter.ID, letter.Class, letter.Detail))
+		case isGone:
 		case isMissing:
 			waits = append(waits, fmt.Sprintf("%s, version %d: missing since %s, when billing saw a later version",
 				e.Type, e.Version, since.Format(time.RFC3339)))
@@ -206,4 +207,37 @@ func waitsFor(r receipt) []string {
 		}
 	}
 	return waits
+}
+
+// discarded names the events of which an operator decided that they are not to be
+// applied. Who decided is the operators' business.
+func discarded(r receipt) []string {
+	var texts []string
+	gone := deadEvents(r, "discarded")
+	for _, e := range r.Events {
+		if letter, isGone := gone[e.EventID]; isGone && len(e.Applied) == 0 {
+			texts = append(texts, fmt.Sprintf("%s, version %d: discarded, and not applied: dead letter %s (%s: %s)",
+				e.Type, e.Version, letter.ID, letter.Class, letter.Detail))
+		}
+		delete(gone, e.EventID)
+	}
+	for _, letter := range r.DeadLetters { // no longer in the outbox
+		if letter.EventID != nil && gone[*letter.EventID].ID == letter.ID {
+			texts = append(texts, fmt.Sprintf("event %s: discarded, and not applied: dead letter %s (%s: %s)",
+				letter.EventID, letter.ID, letter.Class, letter.Detail))
+		}
+	}
+	return texts
+}
+
+// deadEvents is the dead letters in a state, by their events. One whose id was
+// used again says nothing of the event that has the id by right.
+func deadEvents(r receipt, state string) map[uuid.UUID]receiptDeadLetter {
+	dead := make(map[uuid.UUID]receiptDeadLetter)
+	for _, letter := range r.DeadLetters {
+		if letter.EventID != nil && letter.State == state && (state == "open" || letter.Class != "id-reused") {
+			dead[*letter.EventID] = letter
+		}
+	}
+	return dead
 }

@@ -1,6 +1,7 @@
 package httpapi_test
 
 import (
+	"bytes"
 	"net/http"
 	"testing"
 
@@ -125,6 +126,39 @@ func TestReceipt(t *testing.T) {
 		receipt = w.get(path + "/receipt").json()
 		require.Equal(t, true, receipt["complete"])
 		require.NotContains(t, receipt, "missing_versions")
+	})
+
+	t.Run("ShowsWhatWasDiscarded", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t)
+
+		path := w.paidOrder()
+		records := w.records()
+		w.deliver(records[0])
+		records[1].Value = bytes.Replace(records[1].Value, []byte(`"net_amount":`), []byte(`"net_amount":1`), 1)
+		w.deliver(records[1])
+		receipt := w.get(path + "/receipt").json()
+		require.Equal(t, "open", at(receipt, "dead_letters", 0, "state"))
+		require.Len(t, receipt["waits_for"], 1)
+		require.NotContains(t, receipt, "discarded")
+
+		w.exec(`
+			WITH decision AS (
+			  INSERT INTO dead_letter_decisions (id, dead_letter_id, action, outcome, reason, decided_by)
+			  SELECT gen_random_uuid(), id, 'discarded', 'discarded', 'sums wrong', 'grace' FROM dead_letters)
+			UPDATE dead_letters SET state = 'discarded'`)
+		receipt = w.get(path + "/receipt").json()
+		require.Equal(t, []any{}, receipt["waits_for"], "it is not to come")
+		require.Equal(t, false, receipt["complete"], "and the chain lacks it")
+		id := at(receipt, "dead_letters", 0, "id").(string)
+		require.Len(t, receipt["discarded"], 1)
+		require.Contains(t, at(receipt, "discarded", 0), "OrderPaid, version 2: discarded, and not applied: dead letter "+id)
+		require.NotContains(t, at(receipt, "discarded", 0), "grace")
+
+		w.exec("DELETE FROM outbox_events WHERE event_type = 'OrderPaid'")
+		receipt = w.get(path + "/receipt").json()
+		require.Equal(t, false, receipt["complete"])
+		require.Contains(t, at(receipt, "discarded", 0), "dead letter "+id, "though the outbox has it no more")
 	})
 
 	t.Run("ShowsOneOrderAlone", func(t *testing.T) {

@@ -164,11 +164,14 @@ func (a *api) act(c echo.Context, do actFunc) error {
 	name, _ := c.Get(operatorKey).(string)
 	ctx := c.Request().Context()
 	report, err := do(ctx, body.Filter, deadletters.Act{By: name, Reason: body.Reason, Preview: preview, Limit: body.Limit})
-	if err != nil {
-		return err
+	if !preview && (err == nil || len(report.Letters) > 0) {
+		a.log.InfoContext(ctx, "dead letters seen to", "action", report.Action, "by", name, "letters", len(report.Letters), "whole", err == nil)
 	}
-	if !preview {
-		a.log.InfoContext(ctx, "dead letters seen to", "action", report.Action, "by", name, "letters", len(report.Letters))
+	if err != nil {
+		if !preview && len(report.Letters) > 0 { // each order is committed by itself, and stays done
+			return &httpapi.Partial{Err: err, Done: report}
+		}
+		return err
 	}
 	return write(c, report)
 }
@@ -190,7 +193,38 @@ func decode(from io.Reader) (selection, error) {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return body, invalid("body", "must be one JSON object")
 	}
-	return body, nil
+	return body, body.refuseEmpty(text)
+}
+
+// refuseEmpty refuses a member that is there and says nothing, such as an order's
+// id that the caller failed to fill in: left out of the selection it would widen it.
+func (s selection) refuseEmpty(text []byte) error {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(text, &members); err != nil {
+		return invalid("body", "must be one JSON object")
+	}
+	empty := map[string]bool{
+		"ids": len(s.IDs) == 0, "classes": len(s.Classes) == 0, "states": len(s.States) == 0, "consumer": s.Consumer == "",
+		"tenant_id": s.TenantID == uuid.Nil, "order_id": s.OrderID == uuid.Nil, "event_id": s.EventID == uuid.Nil,
+		"since": s.Since.IsZero(), "until": s.Until.IsZero(), "limit": s.Limit == 0,
+	}
+	var faults []failure.Field
+	for name := range members {
+		if empty[strings.ToLower(name)] {
+			faults = append(faults, failure.Field{Field: name, Detail: isEmpty})
+		}
+	}
+	return faulty(faults)
+}
+
+const isEmpty = "is given but empty: leave it out, or say which"
+
+func faulty(faults []failure.Field) error {
+	if len(faults) == 0 {
+		return nil
+	}
+	slices.SortFunc(faults, func(a, b failure.Field) int { return strings.Compare(a.Field, b.Field) })
+	return deadletters.ErrSelection.WithFields(faults...)
 }
 
 // filterOf reads a filter from a query. What it does not know it refuses: a name
@@ -201,8 +235,8 @@ func filterOf(query url.Values) (deadletters.Filter, error) {
 	fault := func(name, detail string) { faults = append(faults, failure.Field{Field: name, Detail: detail}) }
 	id := func(name, value string) uuid.UUID {
 		id, err := uuid.Parse(value)
-		if err != nil || len(value) != 36 {
-			fault(name, "must be a UUID")
+		if err != nil || len(value) != 36 || id == uuid.Nil {
+			fault(name, "must be a UUID, and not the nil one")
 		}
 		return id
 	}
@@ -210,11 +244,17 @@ func filterOf(query url.Values) (deadletters.Filter, error) {
 		at, err := time.Parse(time.RFC3339, value)
 		if err != nil {
 			fault(name, "must be a time of RFC 3339, such as 2026-01-31T12:00:00Z")
+		} else if at.IsZero() {
+			fault(name, isEmpty)
 		}
 		return at
 	}
 	for name, values := range query {
 		value := values[len(values)-1]
+		if slices.Contains(values, "") {
+			fault(name, isEmpty)
+			continue
+		}
 		if len(values) > 1 && !slices.Contains([]string{"id", "class", "state"}, name) {
 			fault(name, "is given more than once")
 			continue
@@ -231,7 +271,9 @@ func filterOf(query url.Values) (deadletters.Filter, error) {
 		case "state":
 			f.States = values
 		case "consumer":
-			f.Consumer = value
+			if f.Consumer = value; value == "" {
+				fault(name, "is empty: say which, or leave it out")
+			}
 		case "tenant_id":
 			f.TenantID = id(name, value)
 		case "order_id":
@@ -247,11 +289,7 @@ func filterOf(query url.Values) (deadletters.Filter, error) {
 			fault(name, "is not known here")
 		}
 	}
-	if len(faults) > 0 {
-		slices.SortFunc(faults, func(a, b failure.Field) int { return strings.Compare(a.Field, b.Field) })
-		return f, deadletters.ErrSelection.WithFields(faults...)
-	}
-	return f, nil
+	return f, faulty(faults)
 }
 
 func page(query url.Values) (after uuid.UUID, limit int, err error) {

@@ -68,7 +68,7 @@ func (o Options) checkDatabase(ctx context.Context) error {
 
 // checkTenants refuses a database in which somebody keeps something.
 func checkTenants(ctx context.Context, conn *pgx.Conn, allowed bool) error {
-	rows, err := conn.Query(ctx, "SELECT name FROM tenants WHERE name NOT LIKE 'prove-%' ORDER BY name")
+	rows, err := conn.Query(ctx, "SELECT name FROM tenants WHERE name !~ '^prove-[0-9]+-[a-z]$' ORDER BY name")
 	var names []string
 	if err == nil {
 		names, err = pgx.CollectRows(rows, pgx.RowTo[string])

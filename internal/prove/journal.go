@@ -27,6 +27,7 @@ const (
 	entryInjected = "injected" // and lies there
 	entryRemade   = "remade"   // a topic was made anew, and this is what was read of it
 	entryLife     = "life"     // a client is done with an order
+	entryViolated = "violated" // something was found that must not be
 	entryEnd      = "end"      // the account is made, nothing follows
 )
 
@@ -55,6 +56,8 @@ type entry struct {
 	Cell     string         `json:"cell,omitempty"`
 	Recovery *recovery      `json:"recovery,omitempty"`
 	Bites    map[Bite]int64 `json:"bites,omitempty"` // so far, over all
+
+	Violation *Violation `json:"violation,omitempty"`
 
 	// Of injected records: Number is in the record's header.
 	Number   int       `json:"number,omitempty"`

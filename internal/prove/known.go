@@ -40,6 +40,7 @@ type known struct {
 	orders map[string]*knownOrder
 
 	violations []Violation // what no account is needed to see
+	earlier    []Violation // what was found before the run was broken off
 	told       []string    // orders whose receipts were complete too early
 
 	fault      int // the last that is over
@@ -225,6 +226,8 @@ func (k *known) learn(e entry) error {
 		for bite, times := range e.Bites {
 			k.bites[bite] = times
 		}
+	case entryViolated:
+		k.earlier = append(k.earlier, *e.Violation)
 	case entryInject:
 		k.injections[e.Number] = &injection{want: *e.Injected, fault: e.Fault, cell: e.Cell}
 		if len(e.Events) > 0 {

@@ -350,6 +350,9 @@ func (r *run) open(ctx context.Context) error {
 	if r.tenants, err = tenantIDs(ctx, r.sandbox.Owner, names); err != nil {
 		return err
 	}
+	if err := r.refuseUsed(ctx); err != nil {
+		return err
+	}
 	if r.topics, err = newTopics(r.sandbox.KafkaAddr()); err != nil {
 		return err
 	}
@@ -375,6 +378,22 @@ func (r *run) open(ctx context.Context) error {
 	return nil
 }
 
+// refuseUsed refuses tenants that have orders of another run: on a database from
+// outside, a second run with one seed would take them for its own.
+func (r *run) refuseUsed(ctx context.Context) error {
+	if r.options.Resume {
+		return nil
+	}
+	var used bool
+	if err := r.sandbox.Owner.QueryRow(ctx, "SELECT EXISTS (SELECT FROM orders WHERE tenant_id = ANY ($1::uuid[]))", r.tenants).Scan(&used); err != nil {
+		return fmt.Errorf("look for orders of earlier runs: %w", err)
+	}
+	if used {
+		return fmt.Errorf("the database has orders of an earlier run with seed %d: take another --seed", r.options.Seed)
+	}
+	return nil
+}
+
 func (r *run) openJournal(tenants []string) (err error) {
 	path := filepath.Join(r.options.Dir, journalName)
 	var patterns []string
@@ -397,8 +416,12 @@ func (r *run) openJournal(tenants []string) (err error) {
 		if was := r.known.begin.Schedule; was != begin.Schedule {
 			return fmt.Errorf("the run in %s has another schedule (%.12s) than what is asked for (%.12s): the cells or this program have changed", r.options.Dir, was, begin.Schedule)
 		}
+		for _, v := range r.known.earlier {
+			r.told[v.key()] = true
+			r.violations = append(r.violations, v)
+		}
 		line = entry{Kind: entryResume}
-		r.say("going on after fault %d of %d", r.known.fault, r.options.Faults)
+		r.say("going on after fault %d of %d, with %d violations found", r.known.fault, r.options.Faults, len(r.violations))
 	} else if r.journal, err = createJournal(path); err != nil {
 		return err
 	}
@@ -628,7 +651,7 @@ func (r *run) progress(number int, cell Cell, result recovery) {
 	r.say("%4d/%d  %-36s recovered in %6.2f s  %6d orders  %d violations%s", number, r.options.Faults, cell.Name, result.Since.Seconds(), orders, r.found(), trouble)
 }
 
-// violate notes a violation, once.
+// violate notes a violation, once, and for a run that goes on later too.
 func (r *run) violate(v Violation, fault int) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -641,6 +664,9 @@ func (r *run) violate(v Violation, fault int) {
 		v.Cell = r.schedule[fault-1].Name
 	}
 	r.violations = append(r.violations, v)
+	if _, err := r.journal.add(entry{Kind: entryViolated, Violation: &v}); err != nil {
+		r.say("a violation is not in the journal: %v", err)
+	}
 	if len(r.violations) <= 20 {
 		r.say("VIOLATION %s", v)
 	}

@@ -194,5 +194,9 @@ func seed(t *testing.T, database *pgtest.Database, name string) uuid.UUID {
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(), Now: time.Now,
 	})
 	require.NoError(t, in.Process(t.Context(), append(records[1:], bad))) // the first does not come: a version is missing
+	_, err = database.Pool(t, "worker").Exec(t.Context(), `
+		INSERT INTO version_gap_decisions (tenant_id, order_id, version, noticed_at, reason, decided_by)
+		SELECT tenant_id, order_id, version, noticed_at, 'it is gone', 'ann' FROM version_gaps WHERE tenant_id = $1`, tenant)
+	require.NoError(t, err)
 	return tenant
 }

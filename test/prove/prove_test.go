@@ -225,20 +225,28 @@ func TestGivenServices(t *testing.T) {
 	broker := kafkatest.New(t)
 	owner := database.Pool(t, "")
 	given := []string{"--database", database.URL(""), "--kafka-brokers", broker.Brokers(), "--faults", "2", "--seed", "3", "--cells", "kill-api,kill-relay,postgres-kill"}
-	_, err := tenants.CreateKey(t.Context(), owner, "acme", "real")
-	require.NoError(t, err)
+	for _, name := range []string{"acme", "prove-it-ltd"} {
+		_, err := tenants.CreateKey(t.Context(), owner, name, "real")
+		require.NoError(t, err)
+	}
 
 	dir := home(t)
 	refused := command(t, dir, given...)
 	require.NoError(t, refused.Start())
 	require.Equal(t, 2, exitCode(t, refused))
-	require.Contains(t, refused.Log(), "the database holds the data of 1 tenants that are not prove's (acme): nothing was done")
+	require.Contains(t, refused.Log(), "the database holds the data of 2 tenants that are not prove's (acme, prove-it-ltd): nothing was done")
 	var tenants int
 	require.NoError(t, owner.QueryRow(t.Context(), "SELECT count(*) FROM tenants").Scan(&tenants))
-	require.Equal(t, 1, tenants)
+	require.Equal(t, 2, tenants)
 
 	told := command(t, dir, append(given, "--on-real-data")...)
 	require.NoError(t, told.Start())
 	require.Equal(t, 0, exitCode(t, told), told.Log())
 	require.Contains(t, told.Log(), "left out: postgres-kill (needs postgres)")
+
+	// What a run has left there is no later run's.
+	again := command(t, home(t), append(given, "--on-real-data")...)
+	require.NoError(t, again.Start())
+	require.Equal(t, 2, exitCode(t, again))
+	require.Contains(t, again.Log(), "the database has orders of an earlier run with seed 3: take another --seed")
 }
