@@ -490,11 +490,14 @@ alarm. It is applied if it comes all the same.
 ` + dlqEnvironment,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if order == "" && cmd.Flags().Changed("order") {
+				return errors.New("--order is empty: say which, or leave it out")
+			}
 			orderID, err := uuid.Parse(order)
-			if order != "" && err != nil {
+			if order != "" && (err != nil || orderID == uuid.Nil) {
 				return fmt.Errorf("--order: %q is not an id", order)
 			}
-			if version < 0 {
+			if version < 1 && cmd.Flags().Changed("version") {
 				return fmt.Errorf("--version is %d: versions begin at 1", version)
 			}
 			service, done, err := openDLQ(cmd)
@@ -502,19 +505,29 @@ alarm. It is applied if it comes all the same.
 				return err
 			}
 			defer done()
-			var gaps []deadletters.Gap
-			var more bool
 			if giveUp {
-				gaps, err = service.GiveUp(cmd.Context(), orderID, version, cmp.Or(by, "cli:"+whoever()), reason)
-			} else if gaps, more, err = service.Gaps(cmd.Context()); order != "" {
+				gaps, err := service.GiveUp(cmd.Context(), orderID, version, cmp.Or(by, "cli:"+whoever()), reason)
+				if err != nil {
+					return said(err)
+				}
+				if len(gaps) > 0 {
+					return writeGaps(cmd, gaps, false, asJSON, true)
+				}
+			}
+			gaps, more, err := service.Gaps(cmd.Context())
+			if err != nil {
+				return said(err)
+			}
+			if order != "" {
 				gaps = slices.DeleteFunc(gaps, func(gap deadletters.Gap) bool {
 					return gap.OrderID != orderID || version != 0 && gap.Version != version
 				})
 			}
-			if err != nil {
-				return said(err)
+			if giveUp && len(gaps) > 0 {
+				return fmt.Errorf("nothing was given up: a dead letter waits for version %d of order %s, and what becomes of it is decided there: onceledger dlq list --order %s",
+					gaps[0].Version, orderID, orderID)
 			}
-			return writeGaps(cmd, gaps, more, asJSON, giveUp)
+			return writeGaps(cmd, gaps, more, asJSON, false)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")

@@ -44,6 +44,8 @@ is there at the next start.
 Environment:
   ONCELEDGER_ADDR          where the API listens (127.0.0.1:8080); port 0 picks a
                            free port
+  WORKER_ADDR              where the worker listens, for operators; unset: a free port
+                           of 127.0.0.1, in connections.json as worker
   ONCELEDGER_HOME          folder for data, logs, passwords and the API key
                            (.onceledger); the key is in $ONCELEDGER_HOME/api-key
   ONCELEDGER_POSTGRES_BIN  folder with postgres and initdb of Postgres 18 or later.
@@ -72,6 +74,7 @@ Environment:
 			return supervisor.Run(untilTold(cmd.Context()), supervisor.Config{
 				Home:          homeFolder(),
 				HTTPAddr:      cmp.Or(os.Getenv("ONCELEDGER_ADDR"), "127.0.0.1:8080"),
+				WorkerAddr:    os.Getenv("WORKER_ADDR"),
 				DatabaseURL:   os.Getenv("DATABASE_URL"),
 				KafkaBrokers:  os.Getenv("KAFKA_BROKERS"),
 				Kafka:         brokers,

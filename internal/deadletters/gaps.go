@@ -38,7 +38,7 @@ func (s *Service) Gaps(ctx context.Context) (gaps []Gap, more bool, err error) {
 func (s *Service) GiveUp(ctx context.Context, orderID uuid.UUID, version int64, by, reason string) ([]Gap, error) {
 	reason, err := checkReason(reason)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("to give up a version needs a reason, a text of at most %d characters", longestReason)
 	}
 	if err := checkName(by); err != nil {
 		return nil, err

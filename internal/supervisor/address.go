@@ -22,10 +22,11 @@ import (
 // was killed just now.
 const portHeldTimeout = 3 * time.Second
 
-// checkAddr makes sure that the API will be able to listen on addr.
-func checkAddr(ctx context.Context, addr string) error {
+// checkAddr makes sure that a program will be able to listen on addr, which a
+// variable gave.
+func checkAddr(ctx context.Context, variable, addr string) error {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
-		return fmt.Errorf("ONCELEDGER_ADDR is %q, want host:port: %w", addr, err)
+		return fmt.Errorf("%s is %q, want host:port: %w", variable, addr, err)
 	}
 	deadline := time.Now().Add(portHeldTimeout)
 	for {
@@ -34,10 +35,10 @@ func checkAddr(ctx context.Context, addr string) error {
 			return listener.Close()
 		}
 		if !errors.Is(err, syscall.EADDRINUSE) {
-			return fmt.Errorf("ONCELEDGER_ADDR is %s: %w", addr, err)
+			return fmt.Errorf("%s is %s: %w", variable, addr, err)
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("another program listens on %s: set ONCELEDGER_ADDR to another address (127.0.0.1:0 picks a free port)", addr)
+			return fmt.Errorf("another program listens on %s: set %s to another address (127.0.0.1:0 picks a free port)", addr, variable)
 		}
 		select {
 		case <-ctx.Done():
@@ -58,6 +59,15 @@ func withPort(ctx context.Context, addr string) (string, error) {
 		return "", err
 	}
 	return net.JoinHostPort(host, strconv.Itoa(free)), nil
+}
+
+// workerAddr is where the worker is to listen: the address that was given, or one
+// that stays the same from start to start as long as nobody else takes it.
+func (s *supervisor) workerAddr(ctx context.Context) (string, error) {
+	if s.config.WorkerAddr != "" {
+		return withPort(ctx, s.config.WorkerAddr)
+	}
+	return rememberedAddr(ctx, filepath.Join(s.config.Home, "worker-port"))
 }
 
 // rememberedAddr is 127.0.0.1 with the port written in file, or with a free one
@@ -134,10 +144,11 @@ func askReady(ctx context.Context, url string) error {
 }
 
 // summary is what a newcomer pastes into a second terminal.
-func summary(url, keyFile, home string) string {
+func summary(url, worker, keyFile, home string) string {
 	return fmt.Sprintf(`
 onceledger is ready at %[1]s
   API key  %[2]s
+  worker   %[5]s
   logs     %[3]s
   Ctrl-C stops everything; what was stored stays in %[4]s.
 
@@ -146,7 +157,7 @@ Make an order, pay it, and see what became of it (paste into another terminal):
   ORDER=$(curl -s %[1]s/v1/orders -H "Authorization: Bearer $(cat %[2]s)" -H "Idempotency-Key: $(date +%%s%%N)" -H 'Content-Type: application/json' -d '{"customer_id":"c-42","customer_email":"a@example.com","currency":"EUR","lines":[{"sku":"book","description":"A book","quantity":2,"unit_amount":1250,"tax_rate":"0.19"}]}' | grep -o '"id":"[^"]*"' | head -n 1 | cut -d '"' -f 4); echo "$ORDER"
   curl -s %[1]s/v1/orders/$ORDER/pay -H "Authorization: Bearer $(cat %[2]s)" -H "Idempotency-Key: $(date +%%s%%N)" -H 'Content-Type: application/json' -d "{\"payment_reference\":\"pi-$ORDER\"}"; echo
   curl -s %[1]s/v1/orders/$ORDER/receipt -H "Authorization: Bearer $(cat %[2]s)"; echo
-`, url, shellQuoted(keyFile), filepath.Join(home, "logs"), home)
+`, url, shellQuoted(keyFile), filepath.Join(home, "logs"), home, worker)
 }
 
 // shellQuoted leaves an ordinary path as it is.

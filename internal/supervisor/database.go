@@ -27,6 +27,7 @@ type Connections struct {
 	KafkaBrokers string    `json:"kafka_brokers"`
 	Connect      string    `json:"connect,omitempty"` // Kafka Connect's REST interface, if it runs
 	API          string    `json:"api"`               // as http://host:port
+	Worker       string    `json:"worker"`            // its own interface, and the operators', as http://host:port
 }
 
 // Databases are URLs of the same database, each with a login that may do what

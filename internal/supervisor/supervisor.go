@@ -28,6 +28,9 @@ type Config struct {
 	Home string
 	// HTTPAddr is where the API listens, as host:port. Port 0 is a free one.
 	HTTPAddr string
+	// WorkerAddr is where the worker listens, in the same form. "" is a free port
+	// of this machine that is kept from start to start.
+	WorkerAddr string
 
 	// DatabaseURL is a Postgres to use instead of one of our own. Its user must
 	// be allowed to create roles.
@@ -139,8 +142,13 @@ func Run(ctx context.Context, config Config) (err error) {
 
 // start brings the parts up one after the other: each needs those before it.
 func (s *supervisor) start(ctx context.Context) error {
-	if err := checkAddr(ctx, s.config.HTTPAddr); err != nil {
+	if err := checkAddr(ctx, "ONCELEDGER_ADDR", s.config.HTTPAddr); err != nil {
 		return err
+	}
+	if s.config.WorkerAddr != "" {
+		if err := checkAddr(ctx, "WORKER_ADDR", s.config.WorkerAddr); err != nil {
+			return err
+		}
 	}
 	if err := s.checkJava(ctx); err != nil {
 		return err
@@ -169,12 +177,13 @@ func (s *supervisor) start(ctx context.Context) error {
 		return err
 	}
 	apiURL := baseURL(apiAddr)
-	connections := Connections{Databases: databases, KafkaBrokers: brokers, Connect: relay.connectURL, API: apiURL}
-	if err := s.saveConnections(connections); err != nil {
+	workerAddr, err := s.workerAddr(ctx)
+	if err != nil {
 		return err
 	}
-	workerAddr, err := rememberedAddr(ctx, filepath.Join(s.config.Home, "worker-port"))
-	if err != nil {
+	workerURL := baseURL(workerAddr)
+	connections := Connections{Databases: databases, KafkaBrokers: brokers, Connect: relay.connectURL, API: apiURL, Worker: workerURL}
+	if err := s.saveConnections(connections); err != nil {
 		return err
 	}
 
@@ -195,13 +204,13 @@ func (s *supervisor) start(ctx context.Context) error {
 	s.say("waiting until the pipeline is ready")
 	readyCtx, cancel := context.WithTimeout(ctx, s.config.ReadyTimeout)
 	defer cancel()
-	if err := s.waitReady(readyCtx, "worker", baseURL(workerAddr)); err != nil {
+	if err := s.waitReady(readyCtx, "worker", workerURL); err != nil {
 		return err
 	}
 	if err := s.waitReady(readyCtx, "api", apiURL); err != nil {
 		return err
 	}
-	s.say("%s", summary(apiURL, keyFile, s.config.Home))
+	s.say("%s", summary(apiURL, workerURL, keyFile, s.config.Home))
 	_, err = fmt.Fprintf(s.config.Stdout, "ready %s\n", apiURL)
 	return err
 }
