@@ -46,6 +46,9 @@ func groupCells() []Cell {
 		{
 			Name:  "group-storm",
 			About: "three more members join, leave in order and are killed, with no pause between",
+			// The embedded broker waits for a member that dies in the middle of a
+			// rebalance as long as it may take, two minutes.
+			Needs: []Need{NeedApache},
 			Bites: []Bite{BiteRebalance},
 			Run: func(ctx context.Context, w *World) error {
 				var extras []*sandbox.Process
