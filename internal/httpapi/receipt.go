@@ -209,8 +209,9 @@ func waitsFor(r receipt) []string {
 	return waits
 }
 
-// discarded names the events of which an operator decided that they are not to be
-// applied. Who decided is the operators' business.
+// discarded names the order's events of which an operator decided that they are not
+// to be applied. What was discarded and is none of its events, such as a forged one,
+// takes nothing from it. Who decided is the operators' business.
 func discarded(r receipt) []string {
 	var texts []string
 	gone := deadEvents(r, "discarded")
@@ -218,13 +219,6 @@ func discarded(r receipt) []string {
 		if letter, isGone := gone[e.EventID]; isGone && len(e.Applied) == 0 {
 			texts = append(texts, fmt.Sprintf("%s, version %d: discarded, and not applied: dead letter %s (%s: %s)",
 				e.Type, e.Version, letter.ID, letter.Class, letter.Detail))
-		}
-		delete(gone, e.EventID)
-	}
-	for _, letter := range r.DeadLetters { // no longer in the outbox
-		if letter.EventID != nil && gone[*letter.EventID].ID == letter.ID {
-			texts = append(texts, fmt.Sprintf("event %s: discarded, and not applied: dead letter %s (%s: %s)",
-				letter.EventID, letter.ID, letter.Class, letter.Detail))
 		}
 	}
 	return texts
