@@ -717,6 +717,7 @@ func (a *auditor) conservation() Conservation {
 		c.Records += seen.records
 		c.Again += seen.again
 	}
+	c.Again = max(0, c.Again-a.known.repeats())
 	c.Invoices, c.CreditNotes, c.DeadLetters = len(a.books.invoices), len(a.books.credits), len(a.books.letters)
 	return c
 }

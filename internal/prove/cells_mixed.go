@@ -94,7 +94,7 @@ func mixedCells() []Cell {
 					return err
 				}
 				w.Bit(BiteStale, len(records))
-				return w.applied(ctx, "applied", "stale")
+				return w.marked(ctx, records)
 			},
 		},
 	}

@@ -55,7 +55,7 @@ func topicCells() []Cell {
 					return err
 				}
 				w.Bit(BiteStale, len(records))
-				return w.applied(ctx, "applied", "stale")
+				return w.marked(ctx, records)
 			},
 		},
 		{
@@ -115,8 +115,12 @@ func topicCells() []Cell {
 // sendAgain puts the newest events of the topic on it once more, arranged, under
 // load, and waits until billing has known them for what they are.
 func (w *World) sendAgain(ctx context.Context, arrange func([]event.Record)) error {
-	records, err := w.SentEvents(ctx, event.OrderEvents, 60+w.Rand.IntN(60))
-	if err != nil {
+	most := 60 + w.Rand.IntN(60)
+	var records []event.Record
+	if err := until(ctx, "there are events to send again", func() (_ bool, err error) {
+		records, err = w.SentEvents(ctx, event.OrderEvents, most)
+		return len(records) > 0, err
+	}); err != nil {
 		return err
 	}
 	arrange(records)
@@ -315,15 +319,15 @@ func (w *World) readsAll(ctx context.Context, partitions int) error {
 	})
 }
 
-// applied waits until billing says that a record had one of some outcomes.
-func (w *World) applied(ctx context.Context, outcomes ...string) error {
+// marked waits until billing has marked these events as applied, each by its id.
+func (w *World) marked(ctx context.Context, records []event.Record) error {
+	ids := make([]string, len(records))
+	for i, record := range records {
+		ids[i] = headerValue(record, event.HeaderID)
+	}
 	return until(ctx, "billing has applied what was put on the topic", func() (bool, error) {
-		for _, outcome := range outcomes {
-			count, err := w.Billing.Metric("onceledger_inbox_records_total", `outcome="`+outcome+`"`)
-			if err != nil || count > 0 {
-				return count > 0, err
-			}
-		}
-		return false, nil
+		var count int
+		err := w.Sandbox.Owner.QueryRow(ctx, "SELECT count(*) FROM processed_events WHERE event_id = ANY ($1::uuid[])", ids).Scan(&count)
+		return count == len(ids), err
 	})
 }

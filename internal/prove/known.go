@@ -189,6 +189,16 @@ type injection struct {
 	place *Place
 }
 
+// repeats is how many records prove itself has put on the topics once more.
+func (k *known) repeats() (count int64) {
+	for _, injection := range k.injections {
+		if injection.want.Again && injection.place != nil {
+			count++
+		}
+	}
+	return count
+}
+
 func newKnown() *known {
 	return &known{
 		ops: make(map[int64]*op), open: make(map[int64]*op), groups: make(map[keyOf]*group),

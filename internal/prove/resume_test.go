@@ -36,3 +36,19 @@ func TestViolationsOutliveTheRun(t *testing.T) {
 	require.NoError(t, second.journal.close())
 	require.FileExists(t, filepath.Join(dir, journalName))
 }
+
+// TestGoesOnWhereItWas: a run on services from outside goes on there, and not on an
+// empty Postgres of its own, where everything would seem to be lost.
+func TestGoesOnWhereItWas(t *testing.T) {
+	t.Parallel()
+
+	dir := t.TempDir()
+	r := &run{options: Options{Dir: dir, Seed: 1, Kafka: "given", Stderr: io.Discard}, known: newKnown(), say: func(string, ...any) {}}
+	require.NoError(t, r.openJournal([]string{"prove-1-a"}))
+	require.NoError(t, r.journal.close())
+
+	own := Options{Dir: dir}
+	require.ErrorContains(t, own.goOn(), "is on services from outside: say --database and --kafka-brokers again")
+	given := Options{Dir: dir, DatabaseURL: "postgres://127.0.0.1/x", KafkaBrokers: "127.0.0.1:9092"}
+	require.NoError(t, given.goOn())
+}

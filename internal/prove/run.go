@@ -168,6 +168,9 @@ func (o *Options) goOn() error {
 	keep("--kafka", o.Kafka, b.Kafka, o.Kafka == "")
 	keep("--brokers", o.Brokers, b.Brokers, o.Brokers == 0)
 	keep("--relay", o.Relay, b.Relay, o.Relay == "")
+	if b.Kafka == "given" && o.DatabaseURL == "" {
+		differences = append(differences, fmt.Errorf("the run in %s is on services from outside: say --database and --kafka-brokers again", o.Dir))
+	}
 	if err := errors.Join(differences...); err != nil {
 		return err
 	}
@@ -553,13 +556,15 @@ func (r *run) breakOne(ctx context.Context, number int) (bool, error) {
 			result.Fault = trouble.Error()
 		}
 	}
+	if lost != nil { // before the fault counts as over: a run that goes on has to know
+		r.violate(Violation{Invariant: "I8", Kind: "no recovery", Detail: fmt.Sprintf("fault %d, %s: %v", number, cell.Name, lost)}, number)
+	}
 	if _, err := r.write(entry{Kind: entryRecovery, Fault: number, Cell: cell.Name, Recovery: &result, Bites: r.counted()}); err != nil {
 		return false, err
 	}
 	r.noteViolations(number)
 	r.progress(number, cell, result)
 	if lost != nil {
-		r.violate(Violation{Invariant: "I8", Kind: "no recovery", Detail: fmt.Sprintf("fault %d, %s: %v", number, cell.Name, lost)}, number)
 		return false, fmt.Errorf("the service does not recover from fault %d (%s)", number, cell.Name)
 	}
 	return fault == nil, nil
@@ -629,8 +634,8 @@ func (r *run) counted() map[Bite]int64 {
 			}
 		}
 	}
+	again := -r.known.repeats() // which are nobody's but prove's
 	r.known.mutex.Unlock()
-	var again int64
 	r.topics.mutex.Lock()
 	for _, seen := range r.topics.seen {
 		again += seen.again
